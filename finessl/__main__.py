@@ -1,0 +1,3 @@
+from finessl.cli import main
+
+main()
