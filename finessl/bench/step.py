@@ -1,0 +1,173 @@
+"""`finessl bench step`: where the time of a training step goes, what the step costs in all, and how far it is from the
+chip's own limit. Random pixels and random weights: speed does not depend on them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from finessl.bench.timing import matmul_rate, peak_memory, reset_memory, synchronize
+from finessl.data.dataset import Dataset
+from finessl.data.images import ArrayImages
+from finessl.data.loader import Prefetcher
+from finessl.models.encoder import freeze_dtype
+from finessl.models.vit import ViTEncoder
+from finessl.recipe import Recipe
+from finessl.training.distributed import Processes
+from finessl.training.experiment import Experiment, prepare
+from finessl.training.loop import compile_encoder
+from finessl.training.step import DTYPES, TrainingStep, make_optimizer, resolve_precision
+
+PARTS = ("data", "weak forward", "forward", "method", "backward", "update")
+
+
+@dataclass
+class StepBench:
+    parts: dict[str, float]  # milliseconds, each part waited for
+    step: float  # milliseconds a step in the pipelined loop
+    images: int  # image passes a step
+    flops: float  # of the encoder's matrix products, forward and backward
+    rate: float  # FLOP/s of a large matrix product here
+    memory: int  # peak bytes
+    compile_seconds: float
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def floor(self) -> float:
+        """Milliseconds the encoder's arithmetic would take at the matrix product's rate."""
+        return 1000 * self.flops / self.rate
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **self.details,
+            "step_ms": round(self.step, 3),
+            "parts_ms": {name: round(value, 3) for name, value in self.parts.items()},
+            "images_per_second": round(1000 * self.images / self.step, 1),
+            "floor_ms": round(self.floor, 3),
+            "share_of_floor": round(self.floor / self.step, 3),
+            "peak_memory_gb": round(self.memory / 1e9, 3),
+            "compile_seconds": round(self.compile_seconds, 1),
+        }
+
+
+def synthetic(classes: int, source_size: int, images: int = 2000) -> Dataset:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (images, source_size, source_size, 3), dtype=np.uint8)
+    return Dataset(
+        "synthetic", [f"class {k}" for k in range(classes)], ArrayImages(pixels, "train"), np.arange(images) % classes
+    )
+
+
+def bench_step(
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    classes: int = 100,
+    source_size: int = 32,
+    repeats: int = 10,
+    compile: bool | None = None,
+) -> StepBench:
+    experiment = prepare(recipe, None, device, dataset=synthetic(classes, source_size))
+    precision = resolve_precision(recipe.train.precision, device)
+    network = experiment.network.train()
+    if precision != "fp32":
+        freeze_dtype(network.encoder, DTYPES[precision])
+    reset_memory(device)
+    if compile or (compile is None and device.type == "cuda"):
+        compile_encoder(network)
+    optimizer = make_optimizer(network, recipe.train, device)
+    training = TrainingStep(network, experiment.method, optimizer, recipe.train, device, precision, Processes())
+    prefetcher = Prefetcher(experiment.loader(Processes()))
+
+    synchronize(device)
+    started = time.perf_counter()
+    training(0, prefetcher.get(0))
+    synchronize(device)
+    first = time.perf_counter() - started
+    for step in range(1, 3):  # warm up
+        training(step, prefetcher.get(step))
+    synchronize(device)
+
+    started = time.perf_counter()
+    for step in range(repeats):
+        training(step + 3, prefetcher.get(step + 3))
+        prefetcher.prepare(step + 4)
+    synchronize(device)
+    whole = 1000 * (time.perf_counter() - started) / repeats
+
+    parts = time_parts(experiment, training, max(repeats // 2, 3))
+    counts = prefetcher.loader.load(0)
+    trained = sum(counts.counts)
+    weak = 0 if counts.weak is None else len(counts.weak)
+    rate = matmul_rate(device, DTYPES[precision])
+    per_image = encoder_flops(experiment)
+    return StepBench(
+        parts,
+        whole,
+        trained + weak,
+        per_image * (weak + 2 * trained),
+        rate,
+        peak_memory(device),
+        max(first - whole / 1000, 0.0),
+        {
+            "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
+            "backbone": recipe.model.backbone,
+            "tuning": recipe.tuning.name,
+            "method": recipe.method.name,
+            "image_size": experiment.image_size,
+            "precision": precision,
+            "images": trained + weak,
+            "trained_parameters": network.count()[0],
+            "matmul_tflops": round(rate / 1e12, 2),
+        },
+    )
+
+
+def time_parts(experiment: Experiment, training: TrainingStep, repeats: int) -> dict[str, float]:
+    """Each part on its own, waiting for the device after it (so their sum is more than a pipelined step)."""
+    loader, device = experiment.loader(Processes()), experiment.device
+    totals = dict.fromkeys(PARTS, 0.0)
+
+    def timed(name: str, function: Any) -> Any:
+        synchronize(device)
+        start = time.perf_counter()
+        value = function()
+        synchronize(device)
+        totals[name] += 1000 * (time.perf_counter() - start)
+        return value
+
+    for step in range(100, 100 + repeats):
+        views = timed("data", lambda step=step: loader.load(step))
+        experiment.method.before_step(step)
+        weak = timed("weak forward", lambda views=views: training.forward_weak(views))
+        trained = timed("forward", lambda views=views: training.forward_trained(views))
+        result = timed("method", lambda views=views, weak=weak, trained=trained: training.judge(views, weak, trained))
+        timed("backward", lambda result=result: training.backward(result))
+        timed("update", training.update)
+    return {name: total / repeats for name, total in totals.items() if total}
+
+
+def encoder_flops(experiment: Experiment) -> float:
+    """FLOPs of one image's forward through a transformer: matrix products only, prompts as prefixes, a class-token-only
+    last block. The backward of a frozen one costs the same (gradients of activations, not of weights)."""
+    encoder = experiment.backbone.encoder
+    if not isinstance(encoder, ViTEncoder):
+        return float("nan")
+    model = encoder.model
+    tokens = model.patch_embed.num_patches + model.num_prefix_tokens
+    prompts = 0 if encoder.prompts is None else encoder.prompts.shape[1]
+    carried = 0 if encoder.tokens is None else len(encoder.tokens)
+    width = model.embed_dim
+    patch = 3 * model.patch_embed.patch_size[0] * model.patch_embed.patch_size[1]
+    macs = model.patch_embed.num_patches * patch * width
+    for i, block in enumerate(model.blocks):
+        rows = tokens + carried
+        active = 1 if i == encoder.depth - 1 and model.global_pool == "token" else rows
+        hidden = block.mlp.fc1.out_features
+        macs += 2 * rows * width * width + active * (2 * width * width + 2 * width * hidden)
+        macs += 2 * active * (rows + prompts) * width
+    return 2.0 * macs

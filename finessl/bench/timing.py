@@ -1,0 +1,51 @@
+"""Clocks: the median of repeated calls, with the device's work included."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def milliseconds(function: Callable[[], Any], device: torch.device, *, repeats: int = 10, warmup: int = 2) -> float:
+    """Median time of one call, waiting for the device each time."""
+    for _ in range(warmup):
+        function()
+    times = []
+    for _ in range(repeats):
+        synchronize(device)
+        start = time.perf_counter()
+        function()
+        synchronize(device)
+        times.append(1000 * (time.perf_counter() - start))
+    return median(times)
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a large matrix product here: the ceiling that a step is measured against."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    return 2 * size**3 / (milliseconds(lambda: a @ b, device, repeats=8, warmup=3) / 1000)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the most that torch held on a GPU since `reset_memory`; the process's peak on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def reset_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)

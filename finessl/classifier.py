@@ -1,0 +1,178 @@
+"""A trained classifier: what `finessl train` leaves in RUN/classifier, and what `finessl.load(RUN)` gives back.
+
+    classifier.safetensors    the trained parameters (the backbone's own weights are not copied)
+    classifier.json           classes, backbone, tuning, head, preprocessing
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from finessl.data.augment import normalise
+from finessl.data.images import decode, to_rgb
+from finessl.errors import FinesslError
+from finessl.models.backbones import create_backbone
+from finessl.models.network import Network
+from finessl.recipe import Choice
+from finessl.training.rundir import write_atomically, writing
+from finessl.training.step import autocast, resolve_precision
+
+if TYPE_CHECKING:
+    from finessl.training.experiment import Experiment
+
+ImageLike = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
+FORMAT = 1
+
+
+def export_classifier(folder: Path, experiment: Experiment) -> None:
+    """Write the trained network of an experiment as a classifier."""
+    recipe, backbone = experiment.recipe, experiment.backbone
+    description = {
+        "format": FORMAT,
+        "classes": experiment.split.classes,
+        "backbone": recipe.model.backbone,
+        "weights": recipe.model.weights,
+        "pretrained": recipe.model.pretrained,
+        "tuning": {"name": recipe.tuning.name, **recipe.tuning.options},
+        "head": {"name": recipe.head.name, **recipe.head.options},
+        "aux": experiment.method.aux,
+        "image_size": backbone.image_size,
+        "mean": list(experiment.mean),
+        "std": list(experiment.std),
+    }
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {n: t.detach().cpu().contiguous() for n, t in experiment.network.trained_tensors().items()}
+        save_file(tensors, folder / ".classifier.safetensors.partial")
+        os.replace(folder / ".classifier.safetensors.partial", folder / "classifier.safetensors")
+        write_atomically(folder / "classifier.json", json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+
+
+def load(run: str | Path, *, weights: str | Path | None = None, device: str = "auto") -> Classifier:
+    """The classifier of a finished run (or of its classifier/ folder). `weights`: the backbone's file, if it moved."""
+    from finessl.training.experiment import build_network
+    from finessl.training.loop import resolve_device
+
+    folder = Path(run)
+    if not (folder / "classifier.json").exists():
+        folder = folder / "classifier"
+    if not (folder / "classifier.json").exists():
+        hint = " That run has not finished; run its command again." if (Path(run) / "recipe.toml").exists() else ""
+        raise FinesslError(f"{run} holds no classifier (classifier/classifier.json).{hint}")
+    description = json.loads((folder / "classifier.json").read_text(encoding="utf-8"))
+    if description["format"] > FORMAT:
+        raise FinesslError(f"{folder} was written by a newer finessl; update finessl to load it.")
+    file = weights or description["weights"]
+    if file is not None and not Path(file).exists():
+        raise FinesslError(f"the backbone's weights, {file}, are not there; pass weights= (--weights) with their place.")
+    backbone = create_backbone(
+        description["backbone"],
+        weights=file,
+        image_size=description["image_size"],
+        pretrained=description["pretrained"],
+    )
+    tuning, head = dict(description["tuning"]), dict(description["head"])
+    head["init"] = "random"  # about to be overwritten
+    _, network = build_network(
+        backbone,
+        len(description["classes"]),
+        Choice(tuning.pop("name"), tuning),
+        Choice(head.pop("name"), head),
+        description["aux"],
+        torch.Generator(),
+    )
+    network.load_trained(load_file(folder / "classifier.safetensors"))
+    target = resolve_device(device)
+    network.to(target).eval()
+    return Classifier(network, description, target)
+
+
+class Classifier:
+    """Predicts classes of images given as paths, PIL images, arrays (h, w[, 3]) or tensors ([3, ]h, w)."""
+
+    def __init__(self, network: Network, description: dict[str, Any], device: torch.device) -> None:
+        self.network, self.description, self.device = network, description, device
+        self.classes: list[str] = description["classes"]
+        self.image_size: int = description["image_size"]
+        self.precision = resolve_precision("auto", device)
+
+    def __repr__(self) -> str:
+        return f"Classifier({len(self.classes)} classes, {self.description['backbone']}, {self.device})"
+
+    def predict(self, images: ImageLike | Sequence[ImageLike]) -> list[str]:
+        """The most probable class of each image."""
+        return [self.classes[k] for k in self.predict_proba(images).argmax(1)]
+
+    def predict_proba(self, images: ImageLike | Sequence[ImageLike]) -> np.ndarray:
+        """Probabilities [n, classes], in the order of `.classes`."""
+        return self._run(images, lambda network, x: network(x).logits.float().softmax(1), len(self.classes))
+
+    def embed(self, images: ImageLike | Sequence[ImageLike]) -> np.ndarray:
+        """The tuned backbone's features [n, dim]."""
+        return self._run(images, lambda network, x: network.features(x).float(), self.network.dim)
+
+    @torch.no_grad()
+    def _run(self, images: ImageLike | Sequence[ImageLike], function: Any, width: int) -> np.ndarray:
+        batch = 256 if self.device.type == "cuda" else 32
+        results = [np.empty((0, width), np.float32)]
+        for pixels in batches(as_list(images), self.image_size, batch):
+            x = torch.from_numpy(pixels).to(self.device, non_blocking=True).permute(0, 3, 1, 2)
+            x = normalise(x, tuple(self.description["mean"]), tuple(self.description["std"]))
+            with autocast(self.device, self.precision):
+                results.append(function(self.network, x).cpu().numpy())
+        return np.concatenate(results)
+
+
+def as_list(images: ImageLike | Iterable[ImageLike]) -> list[ImageLike]:
+    """One image or many, as a list of images."""
+    if isinstance(images, (str, os.PathLike, Image.Image)):
+        return [images]
+    if isinstance(images, (np.ndarray, Tensor)) and images.ndim <= 3:
+        return [images]
+    return list(images)  # type: ignore[arg-type]
+
+
+def batches(images: Sequence[ImageLike], size: int, batch: int) -> Iterator[np.ndarray]:
+    """uint8 [n, size, size, 3], each image squashed to the model's input as in evaluation."""
+    for start in range(0, len(images), batch):
+        yield np.stack([squash(pixels(image, start + i), size) for i, image in enumerate(images[start : start + batch])])
+
+
+def squash(image: np.ndarray, size: int) -> np.ndarray:
+    if image.shape[:2] == (size, size):
+        return image
+    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
+
+
+def pixels(image: ImageLike, position: int) -> np.ndarray:
+    """Any kind of image as uint8 RGB [h, w, 3]."""
+    if isinstance(image, (str, os.PathLike)):
+        return decode(image)
+    if isinstance(image, Image.Image):
+        return np.asarray(to_rgb(image))
+    array = image.detach().cpu().numpy() if isinstance(image, Tensor) else np.asarray(image)
+    if isinstance(image, Tensor) and array.ndim == 3 and array.shape[0] in (1, 3):
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.ndim != 3 or array.shape[2] not in (1, 3):
+        raise FinesslError(
+            f"image {position} has shape {tuple(array.shape)}; expected (h, w), (h, w, 3), or a tensor (3, h, w)."
+        )
+    if np.issubdtype(array.dtype, np.floating):
+        if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
+            raise FinesslError(f"image {position} holds floats outside 0…1; pass uint8, or floats between 0 and 1.")
+        array = (array * 255).round()
+    elif array.dtype != np.uint8 and (array.min() < 0 or array.max() > 255):
+        raise FinesslError(f"image {position} holds {array.dtype} values outside 0…255; pass uint8.")
+    return np.ascontiguousarray(np.broadcast_to(array.astype(np.uint8), (*array.shape[:2], 3)))

@@ -1,0 +1,139 @@
+"""finessl train, finessl evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from finessl.cli import app
+
+Text = str | None
+DATA_HELP = (
+    "A folder labeled/CLASS/… with unlabeled/… (and test/CLASS/…); a class folder CLASS/… or train/CLASS, test/CLASS "
+    "with --labels-per-class; a CSV with path,label (empty label: unlabeled); or a data set's name (finessl list)."
+)
+
+
+@app.command(no_args_is_help=True)
+def train(
+    data: Annotated[str, typer.Argument(help=DATA_HELP, show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Run directory. The same command again resumes it.")] = None,
+    recipe: Annotated[Text, typer.Option(help="Recipe file, or the name of a shipped one (finessl list recipes).")] = None,
+    root: Annotated[Text, typer.Option(help="Where a named data set lies.")] = None,
+    labels_per_class: Annotated[
+        int | None, typer.Option("--labels-per-class", "-n", help="Keep so many labels a class, hide the others.")
+    ] = None,
+    split: Annotated[Text, typer.Option(help="How labels are chosen, or a saved split file (finessl list splits).")] = None,
+    method: Annotated[Text, typer.Option(help="Learning method (finessl list methods). [default: finessl]")] = None,
+    tuning: Annotated[Text, typer.Option(help="Tuning strategy (finessl list tunings). [default: vpt-deep]")] = None,
+    backbone: Annotated[
+        Text, typer.Option(help="Alias (finessl list backbones) or any timm name. [default: clip-vit-b16]")
+    ] = None,
+    weights: Annotated[
+        Text, typer.Option(help="The backbone's weights (safetensors/pt; timm, OpenAI or HF CLIP keys); else timm's hub.")
+    ] = None,
+    head_init: Annotated[Text, typer.Option(help="Start of the head: random, class-mean, probe or text.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps. [default: 15000]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Labeled images a step. [default: 32]")] = None,
+    mu: Annotated[int | None, typer.Option(help="Unlabeled images per labeled one. [default: 1]")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate. [default: 0.03]")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels at the input. [default: the backbone's]")] = None,
+    strong_views: Annotated[int | None, typer.Option(help="Strong views per unlabeled image. [default: 2]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of split, start and views. [default: 0]")] = None,
+    precision: Annotated[Text, typer.Option(help="auto, fp32, bf16 or fp16.")] = None,
+    strict: Annotated[bool | None, typer.Option("--strict", help="Refuse broken images instead of skipping them.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any recipe field: --set method.alpha=4 --set tuning.length=10")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    compile_: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="torch.compile. [default: on a GPU, for long runs]")
+    ] = None,
+    eval_every: Annotated[
+        int | None, typer.Option(help="Steps between evaluations; 0: only at the end. [default: an epoch, 500]")
+    ] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="At most so long between checkpoints.")] = 120.0,
+    cache_dir: Annotated[Path | None, typer.Option(help="Where decoded images too many for memory are kept.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only errors.")] = False,
+) -> None:
+    """Train a classifier from a few labels and a pile of images."""
+    from finessl.api import make_recipe
+    from finessl.recipe import parse_setting
+    from finessl.training.loop import Settings
+    from finessl.training.loop import train as run
+
+    fields: dict[str, Any] = dict(
+        root=root, labels_per_class=labels_per_class, split=split, method=method, tuning=tuning, backbone=backbone,
+        weights=weights, head_init=head_init, steps=steps, batch_size=batch_size, mu=mu, lr=lr, image_size=image_size,
+        strong_views=strong_views, seed=seed, precision=precision, strict=strict,
+    )  # fmt: skip
+    made = make_recipe(recipe, fields, {"data.source": data, **dict(map(parse_setting, set_ or []))})
+    folder = out or default_out(data, made.method.name, made.seed)
+    meta = run(
+        made,
+        folder,
+        Settings(
+            device=device,
+            compile=compile_,
+            eval_every=eval_every,
+            checkpoint_seconds=checkpoint_seconds,
+            cache_dir=cache_dir,
+            quiet=quiet,
+        ),
+    )
+    if meta and not quiet:
+        show_summary(folder, meta)
+
+
+def default_out(data: str, method: str, seed: int) -> Path:
+    return Path("runs") / f"{Path(data).stem or 'data'}-{method}-s{seed}"
+
+
+def show_summary(folder: Path, meta: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=str(folder), show_header=False, title_justify="left")
+    if meta.get("accuracy") is not None:
+        table.add_row("test accuracy", f"[bold]{meta['accuracy']:.2%}[/bold] of {meta['test']:,} images, last step")
+    if meta.get("pseudo_accuracy") is not None:
+        table.add_row("pseudo-label accuracy", f"{meta['pseudo_accuracy']:.2%} (last batches)")
+    table.add_row("labeled / unlabeled", f"{meta['labeled']:,} / {meta['unlabeled']:,}")
+    table.add_row("trained parameters", f"{meta['trained_parameters']:,} of {meta['parameters']:,}")
+    table.add_row("time", f"{meta['seconds']:,.0f} s on {meta['device']}")
+    table.add_row("use it", f"finessl predict {folder} IMAGES…")
+    Console().print(table)
+
+
+@app.command(no_args_is_help=True)
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Run directory, or its classifier/ folder.", show_default=False)],
+    data: Annotated[
+        str | None, typer.Argument(help="Images in class folders, a CSV, or a data set's name. [default: the run's]")
+    ] = None,
+    root: Annotated[str | None, typer.Option(help="Where a named data set lies.")] = None,
+    weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Accuracy of a trained classifier on test images: overall, and for each class."""
+    from finessl.evaluation import evaluate_run
+
+    result = evaluate_run(run, data, root=root, weights=weights, device=device)
+    if json_:
+        import json
+
+        print(json.dumps(result.as_dict()))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{run}: {result.accuracy:.2%} of {result.images:,} test images ({result.data})")
+    table.add_column("class")
+    table.add_column("images", justify="right")
+    table.add_column("recall", justify="right")
+    for name, count, recall in result.classes:
+        table.add_row(name, str(count), "–" if count == 0 else f"{recall:.1%}")
+    Console().print(table)

@@ -1,0 +1,103 @@
+"""What this machine has for finessl, what is missing, and how to get it: `finessl doctor`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+REQUIRED = ("torch", "torchvision", "timm", "safetensors", "numpy", "pillow", "matplotlib", "typer", "rich")
+EXTRAS = {
+    "open_clip_torch": ("text", "class-name features for --head-init text"),
+    "pyarrow": ("tables", "Parquet tables"),
+    "datasets": ("huggingface", "Hugging Face data sets"),
+    "ray": ("ray", "finessl compare on many machines"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    state: Literal["ok", "missing", "problem"]
+    what: str
+    finding: str
+
+
+def examine() -> list[Finding]:
+    import finessl
+
+    findings = [Finding("ok", "finessl", f"{finessl.__version__} on Python {platform.python_version()}")]
+    for name in REQUIRED:
+        version = version_of(name)
+        findings.append(
+            Finding("ok", name, version) if version else Finding("problem", name, f"not installed: pip install {name}")
+        )
+    for name, (extra, use) in EXTRAS.items():
+        version = version_of(name)
+        findings.append(
+            Finding("ok", name, version)
+            if version
+            else Finding("missing", name, f"only for {use}: pip install 'finessl[{extra}]'")
+        )
+    return findings + machine() + files()
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def machine() -> list[Finding]:
+    import torch
+
+    findings = []
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(number)
+            name = torch.cuda.get_device_name(number)
+            findings.append(Finding("ok", f"cuda:{number}", f"{name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"))
+    else:
+        findings.append(
+            Finding("missing", "GPU", "none that torch can use: small backbones and short runs work on the CPU")
+        )
+    bf16 = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
+    findings.append(
+        Finding("ok", "CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, bf16 {'yes' if bf16 else 'no'}")
+    )
+    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        page, gib = os.sysconf("SC_PAGE_SIZE"), 2**30
+        available, total = os.sysconf("SC_AVPHYS_PAGES") * page / gib, os.sysconf("SC_PHYS_PAGES") * page / gib
+        findings.append(Finding("ok", "memory", f"{available:.0f} of {total:.0f} GiB free"))
+    disk = shutil.disk_usage(Path.cwd())
+    state: Literal["ok", "problem"] = "ok" if disk.free > 2**30 else "problem"
+    findings.append(Finding(state, "disk", f"{disk.free / 2**30:.0f} GiB free here"))
+    return findings
+
+
+def files() -> list[Finding]:
+    findings = []
+    assets = Path(__file__).parent / "assets"
+    for name, file in (("embedded backbone", "embedded.safetensors"), ("sample images", "sample/train")):
+        if (assets / file).exists():
+            findings.append(Finding("ok", name, "inside the package"))
+        else:
+            findings.append(Finding("problem", name, f"{assets / file} is absent: reinstall finessl"))
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        cache = Path(HF_HUB_CACHE)
+        cached = sorted(p.name.removeprefix("models--").replace("--", "/") for p in cache.glob("models--*"))
+        findings.append(
+            Finding("ok", "hub cache", f"{cache}: {', '.join(cached)}")
+            if cached
+            else Finding("missing", "hub cache", f"{cache} is empty: weights are downloaded when needed, or --weights FILE")
+        )
+    except ImportError:
+        pass
+    return findings

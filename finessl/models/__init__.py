@@ -1,0 +1,1 @@
+"""Backbones, their tuning strategies, and the heads on top."""

@@ -1,0 +1,1 @@
+"""The engine: a recipe goes in, a run directory comes out."""

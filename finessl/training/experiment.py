@@ -1,0 +1,210 @@
+"""From a recipe to everything that a run needs: data, split, network, method, on the device."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from finessl.data.augment import STRONG, WEAK
+from finessl.data.dataset import Dataset
+from finessl.data.loader import Loader
+from finessl.data.sampler import INITIAL, generator
+from finessl.data.sources import open_dataset
+from finessl.data.splits import Split, make_split
+from finessl.data.store import PixelStore
+from finessl.errors import FinesslError
+from finessl.methods import create as create_method
+from finessl.methods.base import Method, Task
+from finessl.models.backbones import Backbone, create_backbone
+from finessl.models.network import Network
+from finessl.models.tuning import create as create_tuning
+from finessl.models.tuning.base import Tuning
+from finessl.recipe import Choice, Recipe
+from finessl.training.distributed import Processes
+from finessl.training.rundir import RunDirectory, writing
+
+RESIZE = 256 / 224  # training crops come from images whose shorter side is this much longer than the input
+
+
+@dataclass
+class Experiment:
+    recipe: Recipe
+    dataset: Dataset
+    split: Split
+    store: PixelStore  # training images
+    labels: np.ndarray  # of all training images, numbered as in split.classes; training reads those of split.labeled
+    test_store: PixelStore | None
+    test_index: np.ndarray  # the test images to measure on, and their labels
+    test_labels: np.ndarray
+    backbone: Backbone
+    tuning: Tuning
+    network: Network
+    method: Method
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    device: torch.device
+
+    @property
+    def image_size(self) -> int:
+        return self.backbone.image_size
+
+    @property
+    def truth(self) -> np.ndarray:
+        """What is known of the unlabeled images' classes (−1: nothing). For diagnostics, never for training."""
+        return self.labels[self.split.unlabeled]
+
+    def loader(self, processes: Processes) -> Loader:
+        train, data, method = self.recipe.train, self.recipe.data, self.method
+        return Loader(
+            self.store,
+            self.labels,
+            self.split.labeled,
+            self.split.unlabeled,
+            weak_view=WEAK[data.weak](self.image_size),
+            strong_view=STRONG[data.strong](self.image_size),
+            mean=self.mean,
+            std=self.std,
+            batch_size=train.batch_size,
+            mu=train.mu,
+            seed=self.recipe.seed,
+            device=self.device,
+            weak=method.weak,
+            strong_views=data.strong_views if method.strong else 0,
+            rows=processes.rows,
+        )
+
+
+def prepare(
+    recipe: Recipe,
+    run: RunDirectory | None,
+    device: torch.device,
+    *,
+    dataset: Dataset | None = None,
+    cache_dir: Path | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    writes: bool = True,
+) -> Experiment:
+    """Everything in its initial state. The split is the run's saved one where there is one; `writes`: save it."""
+    data, model = recipe.data, recipe.model
+    dataset = dataset or open_dataset(data.source, root=data.root, strict=data.strict)
+    backbone = create_backbone(
+        model.backbone, weights=model.weights, image_size=data.image_size, pretrained=model.pretrained
+    )
+    size = backbone.image_size
+    store = read_pixels(dataset, "train", cache_dir, progress, shorter=round(size * RESIZE))
+    split = make_or_load_split(recipe, dataset, run, writes)
+    test_store = None if dataset.test is None else read_pixels(dataset, "test", cache_dir, progress, square=size)
+    test_index, test_labels = split.test(dataset)
+    if run is not None and writes:
+        write_skipped(run, dataset)
+
+    task = Task(
+        classes=len(split.classes),
+        unlabeled=len(split.unlabeled),
+        steps=recipe.train.steps,
+        epoch_steps=recipe.train.epoch_steps,
+        labeled=len(split.labeled),
+    )
+    method = create_method(recipe.method.name, task, recipe.method.options)
+    seed = int(generator(recipe.seed, INITIAL).integers(2**62))
+    tuning, network = build_network(
+        backbone, task.classes, recipe.tuning, recipe.head, method.aux, torch.Generator().manual_seed(seed)
+    )
+    mean, std = statistics(recipe, dataset, backbone)
+    experiment = Experiment(
+        recipe,
+        dataset,
+        split,
+        store,
+        split.labels(dataset),
+        test_store if len(test_index) else None,
+        test_index,
+        test_labels,
+        backbone,
+        tuning,
+        network.to(device),
+        method.to(device),
+        mean,
+        std,
+        device,
+    )
+    if device.type == "cuda":
+        for pixels in (store, test_store):
+            if pixels is not None:
+                pixels.to_device(device)
+    return experiment
+
+
+def read_pixels(
+    dataset: Dataset,
+    part: str,
+    cache_dir: Path | None,
+    progress: Callable[[str, int, int], None] | None,
+    **sizes: int,
+) -> PixelStore:
+    """Decode one part of the data; what cannot be read is left out of it (or refused, if the recipe is strict)."""
+    images = dataset.train if part == "train" else dataset.test
+    assert images is not None
+    report = (lambda done, total: progress(f"reading {part} images", done, total)) if progress else None
+    store = PixelStore.build(images, cache_dir=cache_dir, progress=report, **sizes)
+    dataset.exclude(part, store.failures)
+    return store
+
+
+def statistics(recipe: Recipe, dataset: Dataset, backbone: Backbone) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation that normalise the images."""
+    if recipe.data.statistics == "model":
+        return backbone.mean, backbone.std
+    if dataset.statistics is None:
+        raise FinesslError(
+            f"data.statistics = 'dataset', but no mean and std are known for {dataset.name}; "
+            "leave it at 'model' to normalise as the backbone was trained."
+        )
+    return dataset.statistics
+
+
+def write_skipped(run: RunDirectory, dataset: Dataset) -> None:
+    if dataset.excluded:
+        with writing(run.path), open(run.path / "skipped.csv", "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("image", "reason"), *dataset.excluded])
+
+
+def make_or_load_split(recipe: Recipe, dataset: Dataset, run: RunDirectory | None, writes: bool) -> Split:
+    if run is not None and run.split_file.exists():
+        return Split.load(run.split_file, dataset)
+    if recipe.split.name.endswith(".json"):
+        split = Split.load(Path(recipe.split.name), dataset)
+    else:
+        options: dict[str, Any] = dict(recipe.split.options)
+        split = make_split(
+            dataset,
+            kind=recipe.split.name,
+            seed=options.pop("seed", recipe.seed),
+            labeled_in_unlabeled=recipe.data.labeled_in_unlabeled,
+            **options,
+        )
+    if run is not None and writes:
+        with writing(run.path):
+            split.save(run.split_file)
+    return split
+
+
+def build_network(
+    backbone: Backbone,
+    classes: int,
+    tuning: Choice,
+    head: Choice,
+    aux: Literal["detached", "attached"] | None,
+    generator: torch.Generator,
+) -> tuple[Tuning, Network]:
+    """The backbone tuned as asked, with heads; every random start comes from `generator`."""
+    strategy = create_tuning(tuning.name, tuning.options)
+    strategy.apply(backbone.encoder, generator)
+    options = {name: value for name, value in head.options.items() if name not in ("init", "template")}
+    return strategy, Network(backbone, classes, head=head.name, head_options=options, aux=aux, generator=generator)

@@ -1,0 +1,414 @@
+"""The training loop: `train(recipe, out)` makes or resumes a run directory.
+
+    finessl train DATA --out RUN
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import finessl
+from finessl.classifier import export_classifier
+from finessl.data.dataset import Dataset
+from finessl.data.loader import Prefetcher
+from finessl.data.sampler import DROPOUT, generator
+from finessl.data.store import PixelStore
+from finessl.errors import FinesslError
+from finessl.methods.base import Result
+from finessl.models.encoder import freeze_dtype
+from finessl.models.network import Network
+from finessl.recipe import Recipe
+from finessl.training import checkpoint
+from finessl.training.distributed import Processes, processes
+from finessl.training.evaluate import accuracy, encode
+from finessl.training.experiment import Experiment, prepare
+from finessl.training.progress import Display
+from finessl.training.rundir import MetricsLog, RunDirectory, git_revision
+from finessl.training.step import DTYPES, TrainingStep, all_finite, lr_factor, make_optimizer, resolve_precision
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is carried out; none of this changes its result."""
+
+    device: str = "auto"
+    compile: bool | None = None  # None: on a GPU for runs long enough to repay it
+    log_every: int = 20  # steps per line of metrics.jsonl
+    eval_every: int | None = None  # steps between evaluations on the test set; None: an epoch; 0: only at the end
+    checkpoint_seconds: float = 120.0
+    cache_dir: Path | None = None
+    quiet: bool = False
+
+
+def train(
+    recipe: Recipe, out: str | Path, settings: Settings | None = None, dataset: Dataset | None = None
+) -> dict[str, Any]:
+    """Run the recipe in directory `out` to its end, from wherever an earlier try stopped; returns meta.json's content."""
+    settings = settings or Settings()
+    run = RunDirectory(out)
+    device = resolve_device(settings.device)
+    with processes(str(device)) as team, Display(quiet=settings.quiet or not team.first) as display:
+        if team.first:
+            run.open(recipe)
+        team.wait()
+        if run.finished():
+            display.say(f"{run.path} is finished: nothing to do. Its figures are in {run.meta_file}.")
+            return run.meta()
+        return Training(recipe, run, settings, device, team, display, dataset).run_to_end()
+
+
+def resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise FinesslError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+class Training:
+    """The state of one run, between its steps."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: RunDirectory,
+        settings: Settings,
+        device: torch.device,
+        team: Processes,
+        display: Display,
+        dataset: Dataset | None = None,
+    ) -> None:
+        self.recipe, self.run, self.settings, self.device = recipe, run, settings, device
+        self.team, self.display = team, display
+        self.precision = resolve_precision(recipe.train.precision, device)
+        self.experiment: Experiment = prepare(
+            recipe,
+            run,
+            device,
+            dataset=dataset,
+            cache_dir=settings.cache_dir,
+            progress=display.update,
+            writes=team.first,
+        )
+        team.wait()
+        network, method = self.experiment.network, self.experiment.method
+        self.optimizer = make_optimizer(network, recipe.train, device)
+        self.training_step = TrainingStep(network, method, self.optimizer, recipe.train, device, self.precision, team)
+        self.loader = self.experiment.loader(team)
+        self.prefetcher = Prefetcher(self.loader)
+        self.truth = torch.from_numpy(self.experiment.truth).to(device)
+        self.step = 0
+        self.elapsed = 0.0  # seconds spent in earlier tries
+        self.names: list[str] = []
+        self.totals: Tensor | None = None  # sums of the statistics since the last line of metrics
+        self.totalled = 0
+        self.latest: dict[str, float] = {}
+        self.metrics_size = 0
+        self.accuracy: float | None = None
+        self.resume()
+        if self.precision != "fp32":
+            freeze_dtype(network.encoder, DTYPES[self.precision])
+        if settings.compile or (settings.compile is None and device.type == "cuda" and recipe.train.steps >= 200):
+            compile_encoder(network)
+
+    # ---- the run ----------------------------------------------------------------------------------------------------
+
+    def run_to_end(self) -> dict[str, Any]:
+        train, settings = self.recipe.train, self.settings
+        self.announce()
+        eval_every = train.epoch_steps if settings.eval_every is None else settings.eval_every
+        self.log = MetricsLog(self.run.metrics_file, self.metrics_size) if self.team.first else None
+        self.started = saved = time.monotonic()
+        first_step, shown = self.step, 0.0
+        network, method = self.experiment.network, self.experiment.method
+        network.train()
+        with interruption() as interrupted:
+            while self.step < train.steps:
+                self.refresh()
+                views = self.prefetcher.get(self.step)
+                self.seed_dropout()
+                self.experiment.tuning.before_step(self.step, train.steps)
+                result = self.training_step(self.step, views)
+                self.step += 1
+                if self.step < train.steps and not method.refresh_at(self.step):
+                    self.prefetcher.prepare(self.step)
+                self.record(result, views.index)
+
+                # once in a while: a line of metrics, an evaluation, a checkpoint
+                if self.step % settings.log_every == 0 or self.step == train.steps:
+                    self.write_metrics()
+                if (eval_every and self.step % eval_every == 0) or self.step == train.steps:
+                    self.evaluate()
+                now = time.monotonic()
+                if now - shown > 0.2:
+                    speed = (self.step - first_step) / (now - self.started)
+                    self.display.update("training", self.step, train.steps, self.note(speed))
+                    shown = now
+                if self.team.world == 1 and interrupted():
+                    self.save()
+                    raise FinesslError(
+                        f"stopped at step {self.step} of {train.steps}; the same command goes on from there."
+                    )
+                if now - saved > settings.checkpoint_seconds and self.step < train.steps:
+                    self.save()
+                    saved = time.monotonic()
+        self.save()
+        return self.finish()
+
+    def announce(self) -> None:
+        experiment = self.experiment
+        trained, total = experiment.network.count()
+        split, dataset = experiment.split, experiment.dataset
+        test = f"{len(experiment.test_index):,} test images" if len(experiment.test_index) else "no test images"
+        if dataset.excluded:
+            self.display.say(f"{len(dataset.excluded)} images cannot be used and are left out: see skipped.csv")
+        self.display.say(
+            f"[bold]{dataset.name}[/bold]: {len(split.classes)} classes, {len(split.labeled):,} labeled and "
+            f"{len(split.unlabeled):,} unlabeled images, {test}\n"
+            f"[bold]{self.recipe.model.backbone}[/bold] at {experiment.image_size} px with {self.recipe.tuning.name}: "
+            f"{trained:,} of {total:,} parameters are trained, on {self.device} in {self.precision}"
+            + (f"\nresuming at step {self.step} of {self.recipe.train.steps}" if self.step else "")
+        )
+
+    def refresh(self) -> None:
+        """Self-training methods look at all unlabeled images now and then, and may start the model afresh."""
+        experiment, method = self.experiment, self.experiment.method
+        if not method.refresh_at(self.step):
+            return
+        logits = self.predict(experiment.store, experiment.split.unlabeled)
+        if method.refresh(logits.softmax(1)):
+            experiment.network.reset()
+            self.optimizer.state.clear()
+        self.use_pool()
+
+    def use_pool(self) -> None:
+        pool = self.experiment.method.pool()
+        self.loader.draw_from(None if pool is None else pool.cpu().numpy())
+        self.prefetcher.forget()
+
+    def seed_dropout(self) -> None:
+        if self.experiment.network.random:
+            torch.manual_seed(int(generator(self.recipe.seed, DROPOUT, self.step).integers(2**62)) + self.team.rank)
+
+    # ---- figures ----------------------------------------------------------------------------------------------------
+
+    def record(self, result: Result, index: Tensor | None) -> None:
+        """Add this step's statistics up on the device; nothing is fetched."""
+        statistics = {"loss": result.loss.detach(), **result.statistics}
+        if result.pseudo is not None and index is not None:
+            truth = self.truth[index]
+            statistics["pseudo_known"] = (truth >= 0).float().mean()
+            statistics["pseudo_correct"] = (result.pseudo == truth).float().mean()
+        values = torch.stack([value.float() for value in statistics.values()])
+        if self.totals is None or list(statistics) != self.names:
+            self.names, self.totals, self.totalled = list(statistics), torch.zeros_like(values), 0
+        self.totals += values
+        self.totalled += 1
+
+    def write_metrics(self) -> None:
+        """The means since the last line (the one place of the loop that waits for the device)."""
+        assert self.totals is not None
+        row = dict(zip(self.names, (self.totals / self.totalled).tolist(), strict=True))
+        self.totals.zero_()
+        self.totalled = 0
+        if not math.isfinite(row["loss"]):
+            raise self.not_finite()
+        known, correct = row.pop("pseudo_known", 0.0), row.pop("pseudo_correct", 0.0)
+        if known:
+            row["pseudo_accuracy"] = correct / known
+        self.latest = row
+        if self.log:
+            phase = self.experiment.method.phase(self.step - 1)
+            lr = self.recipe.train.lr * lr_factor(self.recipe.train, self.step - 1, phase)
+            self.log.write({"kind": "train", "step": self.step, "lr": lr, **row})
+
+    def predict(self, store: PixelStore, indices: np.ndarray | None = None, label: str = "evaluating") -> Tensor:
+        """Logits of the main head for whole images, without augmentation."""
+        experiment, network = self.experiment, self.experiment.network
+        network.eval()
+        logits = encode(
+            lambda images: network(images).logits,
+            store,
+            size=experiment.image_size,
+            mean=experiment.mean,
+            std=experiment.std,
+            device=self.device,
+            precision=self.precision,
+            indices=indices,
+            progress=lambda done, total: self.display.update(label, done, total),
+        )
+        network.train()
+        return logits
+
+    def evaluate(self) -> None:
+        experiment = self.experiment
+        if experiment.test_store is None or self.log is None:
+            return
+        self.test_logits = self.predict(experiment.test_store, experiment.test_index).cpu()
+        self.accuracy = accuracy(self.test_logits, experiment.test_labels)
+        self.log.write({"kind": "test", "step": self.step, "accuracy": self.accuracy})
+        if not self.display.live:
+            self.display.say(f"step {self.step}: test accuracy {self.accuracy:.2%}")
+
+    def note(self, speed: float) -> str:
+        images = self.recipe.train.batch_size * (1 + self.recipe.train.mu * self.loader.views_per_unlabeled)
+        parts = [f"{speed * images:,.0f} images/s"]
+        if "loss" in self.latest:
+            parts.append(f"loss {self.latest['loss']:.3f}")
+        if "used" in self.latest:
+            parts.append(f"pseudo-labels used {self.latest['used']:.0%}")
+        if self.accuracy is not None:
+            parts.append(f"test {self.accuracy:.2%}")
+        return "  ".join(parts)
+
+    def not_finite(self) -> FinesslError:
+        kept = sorted(self.run.checkpoints.glob("step-*"))
+        where = f"The checkpoint before it, {kept[-1].name}, is kept." if kept else "No checkpoint had been written yet."
+        return FinesslError(
+            f"the loss stopped being a finite number before step {self.step}. {where} Try a smaller --lr (now "
+            f"{self.recipe.train.lr}), --set train.clip_norm=1, --set train.warmup=100 or --precision fp32, "
+            "with another --out."
+        )
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        if self.log is None:
+            return
+        trained = self.experiment.network.trained_tensors()
+        if not all_finite(list(trained.values())):
+            raise self.not_finite()
+        state = {
+            "step": self.step,
+            "names": self.names,
+            "totals": None if self.totals is None else self.totals.cpu(),
+            "totalled": self.totalled,
+            "accuracy": self.accuracy,
+            "metrics_size": self.log.sync(),
+            "elapsed": self.elapsed + time.monotonic() - self.started,
+            **self.training_step.state(),
+        }
+        checkpoint.save(self.run.checkpoints, self.step, trained, state)
+
+    def resume(self) -> None:
+        found = checkpoint.newest(self.run.checkpoints)
+        if found is None:
+            return
+        trained, state = found
+        self.experiment.network.load_trained(trained)
+        self.training_step.load(state)
+        self.step, self.accuracy, self.elapsed = state["step"], state["accuracy"], state["elapsed"]
+        self.names, self.totalled, self.metrics_size = state["names"], state["totalled"], state["metrics_size"]
+        self.totals = None if state["totals"] is None else state["totals"].to(self.device)
+        self.use_pool()
+
+    def finish(self) -> dict[str, Any]:
+        self.team.wait()
+        if self.log is None:
+            return {}
+        self.log.close()
+        experiment = self.experiment
+        export_classifier(self.run.classifier, experiment)
+        if experiment.test_store is not None:
+            np.savez_compressed(
+                self.run.path / "predictions.npz",
+                logits=self.test_logits.numpy(),
+                labels=experiment.test_labels,
+                index=experiment.test_index,
+            )
+        trained, total = experiment.network.count()
+        meta = {
+            "finished": True,
+            "accuracy": self.accuracy,
+            **{name: value for name, value in self.latest.items() if name.startswith("pseudo")},
+            "steps": self.step,
+            "seconds": round(self.elapsed + time.monotonic() - self.started, 1),
+            "classes": len(experiment.split.classes),
+            "labeled": len(experiment.split.labeled),
+            "unlabeled": len(experiment.split.unlabeled),
+            "test": len(experiment.test_index),
+            "trained_parameters": trained,
+            "parameters": total,
+            "data_fingerprint": experiment.dataset.fingerprint(),
+            "device": describe_device(self.device),
+            "precision": self.precision,
+            "processes": self.team.world,
+            "versions": versions(),
+            "revision": git_revision(),
+        }
+        self.run.write_meta(meta)
+        return meta
+
+
+def compile_encoder(network: Network) -> None:
+    """torch.compile with fixed shapes; where it cannot work (no compiler on this machine), the plain encoder does."""
+    plain = network.encoder.forward
+    compiled = torch.compile(plain, dynamic=False)
+
+    def forward(images: Tensor) -> Tensor:
+        try:
+            return compiled(images)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            warnings.warn(f"torch.compile does not work here ({error.__class__.__name__}); going on without.", stacklevel=2)
+            network.encoder.forward = plain  # type: ignore[method-assign]
+            return plain(images)
+
+    network.encoder.forward = forward  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def interruption() -> Iterator[Any]:
+    """Ctrl-C and SIGTERM ask for a stop after the step; a second Ctrl-C stops at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: the caller's own business
+        before = {}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def describe_device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def versions() -> dict[str, str]:
+    import timm
+
+    return {
+        "finessl": finessl.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+    }

@@ -1,0 +1,157 @@
+"""One training step: views in, updated parameters out. Nothing here waits for the device."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from finessl.data.loader import Views
+from finessl.errors import FinesslError
+from finessl.methods.base import Batch, Method, Outputs, Result, View
+from finessl.models.network import Network
+from finessl.recipe import TrainRecipe
+from finessl.training.distributed import Processes
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def resolve_precision(precision: str, device: torch.device) -> str:
+    if precision == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    if precision == "fp16" and device.type == "cpu":
+        raise FinesslError("precision fp16 needs a GPU; on the CPU choose fp32 or bf16.")
+    return precision
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
+    """bf16/fp16 arithmetic in the encoder; trained parameters, heads and losses stay float32."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, DTYPES[precision])
+
+
+def lr_factor(train: TrainRecipe, step: int, phase: tuple[int, int] | None = None) -> float:
+    """The learning rate at `step`, as a share of the full one; it runs its course over [first, last) of `phase`."""
+    first, last = phase or (0, train.steps)
+    step -= first
+    if step < train.warmup:
+        return (step + 1) / train.warmup
+    if train.schedule == "constant":
+        return 1.0
+    if train.schedule == "cosine":
+        done = step / (last - first)
+    else:  # cosine-epoch: constant within an epoch
+        done = (step // train.epoch_steps) / math.ceil((last - first) / train.epoch_steps)
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+def make_optimizer(network: Network, train: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
+    groups = network.parameter_groups(lr=train.lr, weight_decay=train.weight_decay, backbone_lr=train.backbone_lr)
+    for group in groups:
+        group["full_lr"] = group["lr"]
+    fused = device.type == "cuda"
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum, nesterov=train.nesterov, fused=fused)
+    return torch.optim.AdamW(groups, lr=train.lr, fused=fused)
+
+
+class TrainingStep:
+    """forward, loss, backward, update."""
+
+    def __init__(
+        self,
+        network: Network,
+        method: Method,
+        optimizer: torch.optim.Optimizer,
+        train: TrainRecipe,
+        device: torch.device,
+        precision: str,
+        processes: Processes,
+    ) -> None:
+        self.network, self.method, self.optimizer, self.train = network, method, optimizer, train
+        self.device, self.precision, self.processes = device, precision, processes
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+
+    def __call__(self, step: int, views: Views) -> Result:
+        factor = lr_factor(self.train, step, self.method.phase(step))
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["full_lr"] * factor
+        self.method.before_step(step)
+        weak = self.forward_weak(views)
+        result = self.judge(views, weak, self.forward_trained(views))
+        self.backward(result)
+        self.update()
+        return result
+
+    def forward_weak(self, views: Views) -> View | None:
+        """Predictions for the weak views, where the method does not learn from them."""
+        if views.weak is None:
+            return None
+        with torch.no_grad(), autocast(self.device, self.precision):
+            return self.network(views.weak)
+
+    def forward_trained(self, views: Views) -> View:
+        """All views with gradient in one pass."""
+        with autocast(self.device, self.precision):
+            return self.network(views.trained)
+
+    def judge(self, views: Views, weak: View | None, trained: View) -> Result:
+        """The method's loss on the global batch."""
+        labeled, *others = split_rows(trained, views.counts)
+        if self.method.weak == "grad" and others:
+            weak = others.pop(0)
+        strong = others[0] if others else None
+        outputs = Outputs(
+            self.gather(labeled),
+            None if weak is None else self.gather(weak),
+            None if strong is None else self.gather(strong, views.strong_views),
+        )
+        return self.method(outputs, Batch(views.labels, views.index))
+
+    def backward(self, result: Result) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(result.loss).backward()
+        self.processes.reduce_gradients(self.parameters)
+
+    def update(self) -> None:
+        if self.train.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.train.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def gather(self, view: View, groups: int = 1) -> View:
+        if self.processes.world == 1:
+            return view
+        gather = self.processes.gather
+        return View(gather(view.logits, groups), None if view.aux is None else gather(view.aux, groups))
+
+    # ---- what a checkpoint keeps -----------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizer.state_dict()["state"],
+            "method": self.method.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        now = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": now["param_groups"]})
+        self.method.load_state_dict(state["method"])
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+
+
+def split_rows(view: View, counts: list[int]) -> list[View]:
+    auxiliary: Any = [None] * len(counts) if view.aux is None else view.aux.split(counts)
+    return [View(logits, aux) for logits, aux in zip(view.logits.split(counts), auxiliary, strict=True)]
+
+
+def all_finite(tensors: list[Tensor]) -> bool:
+    return bool(torch.stack([t.detach().isfinite().all() for t in tensors]).all())
