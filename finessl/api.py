@@ -30,6 +30,7 @@ SHORT = {
     "tuning": "tuning.name",
     "head": "head.name",
     "head_init": "head.init",
+    "text_features": "head.text_features",
     "method": "method.name",
     "steps": "train.steps",
     "batch_size": "train.batch_size",
@@ -88,7 +89,9 @@ class FineSSLClassifier:
     After fit: `classes_`, `classifier_` (a Classifier), `transduction_` (predicted labels of X).
     """
 
-    def __init__(self, *, out: str | Path | None = None, device: str = "auto", quiet: bool = True, **fields: Any) -> None:
+    def __init__(
+        self, *, out: str | Path | None = None, device: str = "auto", quiet: bool = True, **fields: Any
+    ) -> None:
         self.out, self.device, self.quiet, self.fields = out, device, quiet, fields
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:

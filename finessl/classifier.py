@@ -1,7 +1,7 @@
 """A trained classifier: what `finessl train` leaves in RUN/classifier, and what `finessl.load(RUN)` gives back.
 
-    classifier.safetensors    the trained parameters (the backbone's own weights are not copied)
-    classifier.json           classes, backbone, tuning, head, preprocessing
+classifier.safetensors    the trained parameters (the backbone's own weights are not copied)
+classifier.json           classes, backbone, tuning, head, preprocessing
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from finessl.data.augment import normalise
 from finessl.data.images import decode, to_rgb
 from finessl.errors import FinesslError
 from finessl.models.backbones import create_backbone
+from finessl.models.build import build_network
 from finessl.models.network import Network
 from finessl.recipe import Choice
 from finessl.training.rundir import write_atomically, writing
@@ -60,7 +61,6 @@ def export_classifier(folder: Path, experiment: Experiment) -> None:
 
 def load(run: str | Path, *, weights: str | Path | None = None, device: str = "auto") -> Classifier:
     """The classifier of a finished run (or of its classifier/ folder). `weights`: the backbone's file, if it moved."""
-    from finessl.training.experiment import build_network
     from finessl.training.loop import resolve_device
 
     folder = Path(run)
@@ -74,7 +74,9 @@ def load(run: str | Path, *, weights: str | Path | None = None, device: str = "a
         raise FinesslError(f"{folder} was written by a newer finessl; update finessl to load it.")
     file = weights or description["weights"]
     if file is not None and not Path(file).exists():
-        raise FinesslError(f"the backbone's weights, {file}, are not there; pass weights= (--weights) with their place.")
+        raise FinesslError(
+            f"the backbone's weights, {file}, are not there; pass weights= (--weights) with their place."
+        )
     backbone = create_backbone(
         description["backbone"],
         weights=file,
@@ -82,7 +84,6 @@ def load(run: str | Path, *, weights: str | Path | None = None, device: str = "a
         pretrained=description["pretrained"],
     )
     tuning, head = dict(description["tuning"]), dict(description["head"])
-    head["init"] = "random"  # about to be overwritten
     _, network = build_network(
         backbone,
         len(description["classes"]),
@@ -145,7 +146,9 @@ def as_list(images: ImageLike | Iterable[ImageLike]) -> list[ImageLike]:
 def batches(images: Sequence[ImageLike], size: int, batch: int) -> Iterator[np.ndarray]:
     """uint8 [n, size, size, 3], each image squashed to the model's input as in evaluation."""
     for start in range(0, len(images), batch):
-        yield np.stack([squash(pixels(image, start + i), size) for i, image in enumerate(images[start : start + batch])])
+        yield np.stack(
+            [squash(pixels(image, start + i), size) for i, image in enumerate(images[start : start + batch])]
+        )
 
 
 def squash(image: np.ndarray, size: int) -> np.ndarray:

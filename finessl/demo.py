@@ -1,6 +1,6 @@
 """The demo: real images, a small real backbone, 4 labels a class; labeled images alone, then FineSSL, on this machine.
 
-    finessl demo
+finessl demo
 """
 
 from __future__ import annotations

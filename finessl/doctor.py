@@ -61,14 +61,18 @@ def machine() -> list[Finding]:
         for number in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(number)
             name = torch.cuda.get_device_name(number)
-            findings.append(Finding("ok", f"cuda:{number}", f"{name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"))
+            findings.append(
+                Finding("ok", f"cuda:{number}", f"{name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free")
+            )
     else:
         findings.append(
             Finding("missing", "GPU", "none that torch can use: small backbones and short runs work on the CPU")
         )
     bf16 = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
     findings.append(
-        Finding("ok", "CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, bf16 {'yes' if bf16 else 'no'}")
+        Finding(
+            "ok", "CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, bf16 {'yes' if bf16 else 'no'}"
+        )
     )
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         page, gib = os.sysconf("SC_PAGE_SIZE"), 2**30
@@ -96,7 +100,9 @@ def files() -> list[Finding]:
         findings.append(
             Finding("ok", "hub cache", f"{cache}: {', '.join(cached)}")
             if cached
-            else Finding("missing", "hub cache", f"{cache} is empty: weights are downloaded when needed, or --weights FILE")
+            else Finding(
+                "missing", "hub cache", f"{cache} is empty: weights are downloaded when needed, or --weights FILE"
+            )
         )
     except ImportError:
         pass

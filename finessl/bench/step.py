@@ -81,7 +81,7 @@ def bench_step(
         compile_encoder(network)
     optimizer = make_optimizer(network, recipe.train, device)
     training = TrainingStep(network, experiment.method, optimizer, recipe.train, device, precision, Processes())
-    prefetcher = Prefetcher(experiment.loader(Processes()))
+    prefetcher = Prefetcher(experiment.loader(Processes(), DTYPES[precision]), 10**6)
 
     synchronize(device)
     started = time.perf_counter()

@@ -45,7 +45,9 @@ def resume(
 def compare(
     data: Annotated[str, typer.Argument(help="As for finessl train.", show_default=False)],
     methods: Annotated[str | None, typer.Option(help="Names separated by commas, or 'all'.")] = None,
-    tunings: Annotated[str | None, typer.Option(help="Names separated by commas, or 'all' that fit the backbone.")] = None,
+    tunings: Annotated[
+        str | None, typer.Option(help="Names separated by commas, or 'all' that fit the backbone.")
+    ] = None,
     backbones: Annotated[str | None, typer.Option(help="Names separated by commas.")] = None,
     seeds: Annotated[int, typer.Option(help="So many seeds a cell.", min=1)] = 1,
     axis: Annotated[
@@ -53,14 +55,18 @@ def compare(
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Recipe file or name. [default: demo's for sample]")] = None,
     root: Annotated[str | None, typer.Option(help="Where a named data set lies.")] = None,
-    labels_per_class: Annotated[int | None, typer.Option("--labels-per-class", "-n", help="Labels kept a class.")] = None,
+    labels_per_class: Annotated[
+        int | None, typer.Option("--labels-per-class", "-n", help="Labels kept a class.")
+    ] = None,
     weights: Annotated[str | None, typer.Option(help="The backbone's weights.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any recipe field, for all cells.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the cells go. [default: runs/compare-DATA]")] = None,
     jobs: Annotated[int, typer.Option(help="Cells at a time.", min=1)] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    engine: Annotated[str, typer.Option(help="local, or print: one command a cell, for a queue of your own.")] = "local",
+    engine: Annotated[
+        str, typer.Option(help="local, or print: one command a cell, for a queue of your own.")
+    ] = "local",
 ) -> None:
     """A grid of runs and its table: mean ± deviation over seeds. Finished cells are skipped, so it resumes."""
     from finessl import compare as grid
@@ -116,7 +122,12 @@ def show_rows(rows: list[Any], names: list[str], title: str) -> None:
     for name in ("accuracy", "pseudo-label accuracy", "mean confidence", "seconds"):
         table.add_column(name, justify="right")
     for row in rows:
-        shown = [row.show("accuracy"), row.show("pseudo_accuracy"), row.show("confidence"), row.show("seconds", "{:.0f}")]
+        shown = [
+            row.show("accuracy"),
+            row.show("pseudo_accuracy"),
+            row.show("confidence"),
+            row.show("seconds", "{:.0f}"),
+        ]
         table.add_row(*map(str, row.group), *shown)
     Console().print(table)
 
@@ -128,7 +139,9 @@ def probe(
     backbone: Annotated[str, typer.Option(help="Alias or timm name.")] = "embedded",
     weights: Annotated[str | None, typer.Option(help="The backbone's weights.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels at the input.")] = None,
-    labels_per_class: Annotated[int, typer.Option("--labels-per-class", "-n", help="For the few-label prototypes.")] = 4,
+    labels_per_class: Annotated[
+        int, typer.Option("--labels-per-class", "-n", help="For the few-label prototypes.")
+    ] = 4,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -14,7 +14,9 @@ KINDS = ("methods", "tunings", "backbones", "datasets", "splits", "heads", "view
 @app.command("list")
 def list_(
     kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}. [default: all]")] = None,
-    options: Annotated[bool, typer.Option("--options", "-o", help="Also each one's options and their defaults.")] = False,
+    options: Annotated[
+        bool, typer.Option("--options", "-o", help="Also each one's options and their defaults.")
+    ] = False,
 ) -> None:
     """What there is to choose from."""
     from rich.console import Console

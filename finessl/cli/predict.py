@@ -28,7 +28,12 @@ def predict(
 
     with Display() as display:
         rows, broken = predict_files(
-            run, images, top=top, weights=weights, device=device, progress=lambda d, t: display.update("predicting", d, t)
+            run,
+            images,
+            top=top,
+            weights=weights,
+            device=device,
+            progress=lambda d, t: display.update("predicting", d, t),
         )
     for path, reason in broken:
         print(f"finessl: skipped {path}: {reason}", file=sys.stderr)

@@ -20,21 +20,29 @@ DATA_HELP = (
 def train(
     data: Annotated[str, typer.Argument(help=DATA_HELP, show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Run directory. The same command again resumes it.")] = None,
-    recipe: Annotated[Text, typer.Option(help="Recipe file, or the name of a shipped one (finessl list recipes).")] = None,
+    recipe: Annotated[
+        Text, typer.Option(help="Recipe file, or the name of a shipped one (finessl list recipes).")
+    ] = None,
     root: Annotated[Text, typer.Option(help="Where a named data set lies.")] = None,
     labels_per_class: Annotated[
         int | None, typer.Option("--labels-per-class", "-n", help="Keep so many labels a class, hide the others.")
     ] = None,
-    split: Annotated[Text, typer.Option(help="How labels are chosen, or a saved split file (finessl list splits).")] = None,
+    split: Annotated[
+        Text, typer.Option(help="How labels are chosen, or a saved split file (finessl list splits).")
+    ] = None,
     method: Annotated[Text, typer.Option(help="Learning method (finessl list methods). [default: finessl]")] = None,
     tuning: Annotated[Text, typer.Option(help="Tuning strategy (finessl list tunings). [default: vpt-deep]")] = None,
     backbone: Annotated[
         Text, typer.Option(help="Alias (finessl list backbones) or any timm name. [default: clip-vit-b16]")
     ] = None,
     weights: Annotated[
-        Text, typer.Option(help="The backbone's weights (safetensors/pt; timm, OpenAI or HF CLIP keys); else timm's hub.")
+        Text,
+        typer.Option(help="The backbone's weights (safetensors/pt; timm, OpenAI or HF CLIP keys); else timm's hub."),
     ] = None,
     head_init: Annotated[Text, typer.Option(help="Start of the head: random, class-mean, probe or text.")] = None,
+    text_features: Annotated[
+        Text, typer.Option(help="FILE.npy with the class names' text features, instead of a text tower.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps. [default: 15000]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Labeled images a step. [default: 32]")] = None,
     mu: Annotated[int | None, typer.Option(help="Unlabeled images per labeled one. [default: 1]")] = None,
@@ -43,7 +51,9 @@ def train(
     strong_views: Annotated[int | None, typer.Option(help="Strong views per unlabeled image. [default: 2]")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of split, start and views. [default: 0]")] = None,
     precision: Annotated[Text, typer.Option(help="auto, fp32, bf16 or fp16.")] = None,
-    strict: Annotated[bool | None, typer.Option("--strict", help="Refuse broken images instead of skipping them.")] = None,
+    strict: Annotated[
+        bool | None, typer.Option("--strict", help="Refuse broken images instead of skipping them.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any recipe field: --set method.alpha=4 --set tuning.length=10")
     ] = None,
@@ -66,7 +76,7 @@ def train(
 
     fields: dict[str, Any] = dict(
         root=root, labels_per_class=labels_per_class, split=split, method=method, tuning=tuning, backbone=backbone,
-        weights=weights, head_init=head_init, steps=steps, batch_size=batch_size, mu=mu, lr=lr, image_size=image_size,
+        weights=weights, head_init=head_init, text_features=text_features, steps=steps, batch_size=batch_size, mu=mu, lr=lr, image_size=image_size,
         strong_views=strong_views, seed=seed, precision=precision, strict=strict,
     )  # fmt: skip
     made = make_recipe(recipe, fields, {"data.source": data, **dict(map(parse_setting, set_ or []))})

@@ -6,14 +6,15 @@ while the current step computes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from finessl.data.augment import normalise, take
+from finessl.data.augment import Draws, normalise, take
 from finessl.data.ops import upload
 from finessl.data.sampler import LABELED, UNLABELED, VIEWS, Sampler, generator
 from finessl.data.store import PixelStore
@@ -32,6 +33,22 @@ class Views:
 
     def tensors(self) -> list[Tensor]:
         return [t for t in (self.trained, self.weak, self.labels, self.index) if t is not None]
+
+
+@dataclass
+class Plan:
+    """The random choices of a step, on the host."""
+
+    labeled: np.ndarray  # positions in the store, of the global batch
+    images: list[np.ndarray] = field(default_factory=list)  # positions of this process's views, group by group
+    crops: list[Draws] = field(default_factory=list)
+    distortions: list[Draws] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)  # labeled, weak where wanted, all strong views
+    index: np.ndarray | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(self.counts)
 
 
 class Loader:
@@ -53,10 +70,12 @@ class Loader:
         weak: str | None,  # the method's wish: "no_grad", "grad" or None
         strong_views: int,
         rows: Any = None,  # count → this process's slice of so many rows
+        dtype: torch.dtype = torch.float32,  # what the encoder computes in
     ) -> None:
         self.store, self.labels, self.labeled, self.unlabeled = store, labels, labeled, unlabeled
         self.weak_view, self.strong_view, self.mean, self.std = weak_view, strong_view, mean, std
         self.seed, self.device, self.weak, self.strong_views = seed, device, weak, strong_views
+        self.dtype = dtype
         self.rows = rows or (lambda count: slice(0, count))
         self.batch_size, self.unlabeled_size = batch_size, batch_size * mu
         self.labeled_sampler = Sampler(len(labeled), batch_size, seed, LABELED)
@@ -75,42 +94,59 @@ class Loader:
     def views_per_unlabeled(self) -> int:
         return ((self.weak is not None) + self.strong_views) if self.uses_unlabeled else 0
 
-    def load(self, step: int) -> Views:
-        """Draws are made for the global batch and cut to this process's rows, so they do not depend on the split."""
+    def plan(self, step: int) -> Plan:
+        """All random choices of a step. Made for the global batch and cut to this process's rows, so that they do not
+        depend on the number of processes."""
         rng = generator(self.seed, VIEWS, step)
-        chosen = self.labeled[self.labeled_sampler.draw(step)]
-        labels = self.labels[chosen]
-        images, draws, distortions = [], [], []
+        plan = Plan(self.labeled[self.labeled_sampler.draw(step)])
 
         def add(positions: np.ndarray, strong: bool = False) -> int:
             mine = self.rows(len(positions))
-            images.append(positions[mine])
-            draws.append(take(self.weak_view.draw(rng, self.store.sizes[positions]), mine))
+            plan.images.append(positions[mine])
+            plan.crops.append(take(self.weak_view.draw(rng, self.store.sizes[positions]), mine))
             if strong:
-                distortions.append(take(self.strong_view.draw(rng, len(positions)), mine))
-            return len(images[-1])
+                plan.distortions.append(take(self.strong_view.draw(rng, len(positions)), mine))
+            return len(plan.images[-1])
 
-        counts, index = [add(chosen)], None
+        plan.counts.append(add(plan.labeled))
         if self.uses_unlabeled:
-            index = self.pool[self.unlabeled_sampler.draw(step)]
+            plan.index = self.pool[self.unlabeled_sampler.draw(step)]
+            unlabeled = self.unlabeled[plan.index]
             if self.weak is not None:
-                counts.append(add(self.unlabeled[index]))
+                plan.counts.append(add(unlabeled))
             if self.strong_views:
-                counts.append(sum(add(self.unlabeled[index], strong=True) for _ in range(self.strong_views)))
+                plan.counts.append(sum(add(unlabeled, strong=True) for _ in range(self.strong_views)))
+        return plan
 
-        pixels, _ = self.store.fetch(np.concatenate(images), self.device)
-        views = self.weak_view.apply(pixels, join(draws))
-        if distortions:
-            plain = sum(counts[:-1])
-            views = torch.cat([views[:plain], self.strong_view.apply(views[plain:], join(distortions))])
-        views = normalise(views, self.mean, self.std)
-        weak = None
-        if self.weak == "no_grad" and index is not None:
-            first, count = counts[0], counts.pop(1)
-            weak = views[first : first + count]
-            views = torch.cat([views[:first], views[first + count :]])
-        known = None if index is None else upload(index, self.device)
-        return Views(views, counts, weak, upload(labels, self.device), known, self.strong_views)
+    def load(self, step: int) -> Views:
+        return self.load_all([step])[0]
+
+    def load_all(self, steps: Sequence[int]) -> list[Views]:
+        """The views of several steps, made together: a GPU is kept busy by few launches on many images."""
+        plans = [self.plan(step) for step in steps]
+        pixels, _ = self.store.fetch(np.concatenate([i for plan in plans for i in plan.images]), self.device)
+        crops = self.weak_view.apply(pixels, join([draw for plan in plans for draw in plan.crops]))
+        parts = [
+            list(crop.split(plan.counts))
+            for plan, crop in zip(plans, crops.split([p.size for p in plans]), strict=True)
+        ]
+        if plans[0].distortions:
+            distortions = join([draw for plan in plans for draw in plan.distortions])
+            strong = self.strong_view.apply(torch.cat([part[-1] for part in parts]), distortions)
+            for part, distorted in zip(parts, strong.chunk(len(plans)), strict=True):
+                part[-1] = distorted
+        return [self.finish(plan, part) for plan, part in zip(plans, parts, strict=True)]
+
+    def finish(self, plan: Plan, parts: list[Tensor]) -> Views:
+        """Normalised, and laid out as the step wants it."""
+        weak, counts = None, plan.counts
+        if self.weak == "no_grad" and plan.index is not None:
+            weak = normalise(parts[1], self.mean, self.std, self.dtype)
+            parts, counts = [parts[0], *parts[2:]], [counts[0], *counts[2:]]
+        trained = normalise(torch.cat(parts), self.mean, self.std, self.dtype)
+        labels = upload(self.labels[plan.labeled], self.device)
+        index = None if plan.index is None else upload(plan.index, self.device)
+        return Views(trained, counts, weak, labels, index, self.strong_views)
 
 
 def join(draws: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -118,33 +154,34 @@ def join(draws: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 class Prefetcher:
-    """loader.load(step), asked for one step ahead, on a side stream of the GPU (on the CPU: when it is needed)."""
+    """The views of step after step. On a GPU they are made `ahead` steps at a time, on a stream of their own, while
+    the steps before are computed; on the CPU each when it is needed."""
 
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+    def __init__(self, loader: Loader, steps: int, ahead: int = 4) -> None:
+        self.loader, self.steps = loader, steps
         self.stream = torch.cuda.Stream(loader.device) if loader.device.type == "cuda" else None
-        self.ahead: tuple[int, Views] | None = None
+        self.ahead = ahead if self.stream is not None else 1
+        self.ready: dict[int, Views] = {}
 
     def get(self, step: int) -> Views:
         if self.stream is None:
             return self.loader.load(step)
-        if self.ahead is None or self.ahead[0] != step:
+        if step not in self.ready:
             self.prepare(step)
-        assert self.ahead is not None
-        views = self.ahead[1]
-        self.ahead = None
-        current = torch.cuda.current_stream(self.loader.device)
-        current.wait_stream(self.stream)
+        torch.cuda.current_stream(self.loader.device).wait_stream(self.stream)
+        views = self.ready.pop(step)
         for tensor in views.tensors():
-            tensor.record_stream(current)
+            tensor.record_stream(torch.cuda.current_stream(self.loader.device))
         return views
 
     def prepare(self, step: int) -> None:
-        """Start making the views of `step`; call it once the step before has been launched."""
-        if self.stream is not None:
-            with torch.cuda.stream(self.stream):
-                self.ahead = (step, self.loader.load(step))
+        """Have the views of `step` made, with those after it; call it once the step before has been launched."""
+        if self.stream is None or step in self.ready or step >= self.steps:
+            return
+        wanted = range(step, min(step + self.ahead, self.steps))
+        with torch.cuda.stream(self.stream):
+            self.ready = dict(zip(wanted, self.loader.load_all(wanted), strict=True))
 
     def forget(self) -> None:
         """The pool has changed: what was prepared is of no use."""
-        self.ahead = None
+        self.ready.clear()

@@ -34,7 +34,9 @@ def save(folder: Path, step: int, trained: dict[str, Tensor], state: dict[str, A
         save_file({n: t.detach().cpu().contiguous() for n, t in trained.items()}, partial / "trained.safetensors")
         torch.save(state, partial / "state.pt")
         names = ("trained.safetensors", "state.pt")
-        manifest = {name: {"bytes": (partial / name).stat().st_size, "sha256": digest(partial / name)} for name in names}
+        manifest = {
+            name: {"bytes": (partial / name).stat().st_size, "sha256": digest(partial / name)} for name in names
+        }
         (partial / "manifest.json").write_text(json.dumps(manifest))
         for file in partial.iterdir():
             with open(file, "rb+") as handle:

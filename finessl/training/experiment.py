@@ -6,10 +6,11 @@ import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from finessl.data.augment import STRONG, WEAK
 from finessl.data.dataset import Dataset
@@ -22,11 +23,13 @@ from finessl.errors import FinesslError
 from finessl.methods import create as create_method
 from finessl.methods.base import Method, Task
 from finessl.models.backbones import Backbone, create_backbone
+from finessl.models.head_init import start_heads
+from finessl.models.build import build_network
 from finessl.models.network import Network
-from finessl.models.tuning import create as create_tuning
 from finessl.models.tuning.base import Tuning
-from finessl.recipe import Choice, Recipe
+from finessl.recipe import Recipe
 from finessl.training.distributed import Processes
+from finessl.training.evaluate import encode
 from finessl.training.rundir import RunDirectory, writing
 
 RESIZE = 256 / 224  # training crops come from images whose shorter side is this much longer than the input
@@ -59,7 +62,22 @@ class Experiment:
         """What is known of the unlabeled images' classes (−1: nothing). For diagnostics, never for training."""
         return self.labels[self.split.unlabeled]
 
-    def loader(self, processes: Processes) -> Loader:
+    def labeled_features(self) -> tuple[Tensor, Tensor]:
+        """Features of the labeled images, without augmentation, and their labels: what a head may start from."""
+        self.network.eval()
+        features = encode(
+            self.network.features,
+            self.store,
+            size=self.image_size,
+            mean=self.mean,
+            std=self.std,
+            device=self.device,
+            indices=self.split.labeled,
+        )
+        self.network.train()
+        return features, torch.from_numpy(self.labels[self.split.labeled])
+
+    def loader(self, processes: Processes, dtype: torch.dtype = torch.float32) -> Loader:
         train, data, method = self.recipe.train, self.recipe.data, self.method
         return Loader(
             self.store,
@@ -77,6 +95,7 @@ class Experiment:
             weak=method.weak,
             strong_views=data.strong_views if method.strong else 0,
             rows=processes.rows,
+            dtype=dtype,
         )
 
 
@@ -136,8 +155,21 @@ def prepare(
     )
     if device.type == "cuda":
         for pixels in (store, test_store):
-            if pixels is not None:
+            if pixels is not None and pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
                 pixels.to_device(device)
+    init = recipe.head.options.get("init", "random")
+    if init != "random":
+        start_heads(
+            experiment.network,
+            init,
+            backbone=backbone,
+            classes=split.classes,
+            labeled=experiment.labeled_features,
+            generator=torch.Generator().manual_seed(seed),
+            **{
+                name: recipe.head.options[name] for name in ("template", "text_features") if name in recipe.head.options
+            },
+        )
     return experiment
 
 
@@ -193,18 +225,3 @@ def make_or_load_split(recipe: Recipe, dataset: Dataset, run: RunDirectory | Non
         with writing(run.path):
             split.save(run.split_file)
     return split
-
-
-def build_network(
-    backbone: Backbone,
-    classes: int,
-    tuning: Choice,
-    head: Choice,
-    aux: Literal["detached", "attached"] | None,
-    generator: torch.Generator,
-) -> tuple[Tuning, Network]:
-    """The backbone tuned as asked, with heads; every random start comes from `generator`."""
-    strategy = create_tuning(tuning.name, tuning.options)
-    strategy.apply(backbone.encoder, generator)
-    options = {name: value for name, value in head.options.items() if name not in ("init", "template")}
-    return strategy, Network(backbone, classes, head=head.name, head_options=options, aux=aux, generator=generator)

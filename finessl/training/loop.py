@@ -1,6 +1,6 @@
 """The training loop: `train(recipe, out)` makes or resumes a run directory.
 
-    finessl train DATA --out RUN
+finessl train DATA --out RUN
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class Training:
         network, method = self.experiment.network, self.experiment.method
         self.optimizer = make_optimizer(network, recipe.train, device)
         self.training_step = TrainingStep(network, method, self.optimizer, recipe.train, device, self.precision, team)
-        self.loader = self.experiment.loader(team)
-        self.prefetcher = Prefetcher(self.loader)
+        self.loader = self.experiment.loader(team, DTYPES[self.precision])
+        self.prefetcher = Prefetcher(self.loader, recipe.train.steps)
         self.truth = torch.from_numpy(self.experiment.truth).to(device)
         self.step = 0
         self.elapsed = 0.0  # seconds spent in earlier tries
@@ -150,8 +150,7 @@ class Training:
                 self.experiment.tuning.before_step(self.step, train.steps)
                 result = self.training_step(self.step, views)
                 self.step += 1
-                if self.step < train.steps and not method.refresh_at(self.step):
-                    self.prefetcher.prepare(self.step)
+                self.prefetcher.prepare(self.step)
                 self.record(result, views.index)
 
                 # once in a while: a line of metrics, an evaluation, a checkpoint
@@ -283,7 +282,9 @@ class Training:
 
     def not_finite(self) -> FinesslError:
         kept = sorted(self.run.checkpoints.glob("step-*"))
-        where = f"The checkpoint before it, {kept[-1].name}, is kept." if kept else "No checkpoint had been written yet."
+        where = (
+            f"The checkpoint before it, {kept[-1].name}, is kept." if kept else "No checkpoint had been written yet."
+        )
         return FinesslError(
             f"the loss stopped being a finite number before step {self.step}. {where} Try a smaller --lr (now "
             f"{self.recipe.train.lr}), --set train.clip_norm=1, --set train.warmup=100 or --precision fp32, "
@@ -369,7 +370,9 @@ def compile_encoder(network: Network) -> None:
         try:
             return compiled(images)
         except torch._dynamo.exc.TorchDynamoException as error:
-            warnings.warn(f"torch.compile does not work here ({error.__class__.__name__}); going on without.", stacklevel=2)
+            warnings.warn(
+                f"torch.compile does not work here ({error.__class__.__name__}); going on without.", stacklevel=2
+            )
             network.encoder.forward = plain  # type: ignore[method-assign]
             return plain(images)
 

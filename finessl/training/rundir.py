@@ -1,12 +1,12 @@
 """A run directory: what a run writes, and the rule that the same command again resumes it.
 
-    RUN/recipe.toml          every choice that decides the result
-    RUN/split.json           whose labels were known
-    RUN/metrics.jsonl        one JSON object a line; no clock in it, so that equal runs write equal files
-    RUN/checkpoints/         the newest two, each written whole or not at all
-    RUN/classifier/          the result: trained parameters, classes, preprocessing
-    RUN/meta.json            versions, machine, data fingerprint, wall time, the final figures
-    RUN/skipped.csv          images that could not be read, where there are any
+RUN/recipe.toml          every choice that decides the result
+RUN/split.json           whose labels were known
+RUN/metrics.jsonl        one JSON object a line; no clock in it, so that equal runs write equal files
+RUN/checkpoints/         the newest two, each written whole or not at all
+RUN/classifier/          the result: trained parameters, classes, preprocessing
+RUN/meta.json            versions, machine, data fingerprint, wall time, the final figures
+RUN/skipped.csv          images that could not be read, where there are any
 """
 
 from __future__ import annotations

@@ -1,0 +1,99 @@
+"""A data set: which images exist, which classes there are, what is known of each image."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from finessl.data.images import Images
+from finessl.errors import FinesslError
+
+Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]  # mean, standard deviation
+
+IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@dataclass
+class Dataset:
+    name: str
+    classes: list[str]
+    train: Images
+    train_labels: np.ndarray  # int64 [N], −1: nobody knows
+    test: Images | None = None
+    test_labels: np.ndarray | None = None
+    given: np.ndarray | None = None  # bool [N]: labels that the user gave as labels; None: all are known, a split hides
+    statistics: Statistics | None = None  # where published
+    excluded: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of what is left out
+    strict: bool = False  # broken images are an error, not left out
+    broken: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # positions in train that no split uses
+    broken_test: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __post_init__(self) -> None:
+        """Refuses what no training could use."""
+        if len(self.train) == 0:
+            raise FinesslError(f"{self.name} holds no training images.")
+        if len(self.train_labels) != len(self.train):
+            raise FinesslError(f"{self.name}: {len(self.train_labels)} labels for {len(self.train)} images.")
+        if len(self.classes) < 2:
+            names = ", ".join(map(repr, self.classes)) or "none"
+            raise FinesslError(f"{self.name} needs two classes or more to tell apart; it has: {names}.")
+        if self.test_labels is not None and self.test is not None and len(self.test_labels) != len(self.test):
+            raise FinesslError(f"{self.name}: {len(self.test_labels)} labels for {len(self.test)} test images.")
+
+    def exclude(self, part: str, failures: Sequence[tuple[int, str]]) -> None:
+        """Leave out images of "train" or "test" that could not be decoded; an error if the data set is strict."""
+        images = self.train if part == "train" else self.test
+        if not failures or images is None:
+            return
+        named = [(images.key(i), reason) for i, reason in failures]
+        if self.strict:
+            raise FinesslError(f"{self.name}: {broken_files(named)} Mend or remove them, or run without strict.")
+        positions = np.array([i for i, _ in failures], np.int64)
+        if part == "train":
+            self.broken = np.union1d(self.broken, positions)
+        else:
+            self.broken_test = np.union1d(self.broken_test, positions)
+        known = set(self.excluded)
+        self.excluded += [item for item in named if item not in known]
+
+    def class_counts(self) -> np.ndarray:
+        """Training images of each class whose label is known."""
+        return np.bincount(self.train_labels[self.train_labels >= 0], minlength=len(self.classes))
+
+    def fingerprint(self) -> str:
+        """Of the training images, in their order, and what is known of them: a split belongs to one of these."""
+        digest = hashlib.blake2b(self.train.fingerprint().encode(), digest_size=16)
+        digest.update("\0".join(self.classes).encode("utf-8", "surrogateescape"))
+        digest.update(np.ascontiguousarray(self.train_labels, np.int64).data)
+        if self.given is not None:
+            digest.update(np.packbits(self.given).data)
+        return digest.hexdigest()
+
+
+def broken_files(named: Sequence[tuple[str, str]], first: int = 5) -> str:
+    """ "3 images cannot be used: a.jpg (reason); …"."""
+    shown = "; ".join(f"{key} ({reason})" for key, reason in named[:first])
+    more = f"; and {len(named) - first:,} more" if len(named) > first else ""
+    count = "1 image" if len(named) == 1 else f"{len(named):,} images"
+    return f"{count} cannot be used: {shown}{more}."
+
+
+def some(names: Sequence[str], first: int = 5) -> str:
+    """The first few of many names."""
+    more = f" and {len(names) - first:,} more" if len(names) > first else ""
+    return ", ".join(str(name) for name in names[:first]) + more
+
+
+def label_ids(names: Sequence[str], classes: Sequence[str], where: str | Path) -> np.ndarray:
+    """int64 ids of class names ("" is −1, unlabeled); an error names those that `classes` does not have."""
+    ids = {name: i for i, name in enumerate(classes)} | {"": -1}
+    unknown = sorted({name for name in names if name not in ids})
+    if unknown:
+        raise FinesslError(
+            f"{where}: labels unknown to the training data: {some(unknown)}. Its {len(classes)} classes: {some(classes)}."
+        )
+    return np.array([ids[name] for name in names], np.int64)

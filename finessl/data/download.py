@@ -1,0 +1,125 @@
+"""Downloads that survive interruptions: resumed where they stopped, checked against a checksum, unpacked safely."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+from finessl.data.index import Progress
+from finessl.errors import FinesslError
+
+CHUNK = 1 << 20
+ATTEMPTS, PAUSE = 5, 2.0  # seconds before the second attempt; doubled after each
+
+
+@dataclass(frozen=True)
+class Archive:
+    url: str
+    md5: str  # as the makers publish it: it finds damage, not malice; the readers trust no file
+    creates: str  # the folder that it unpacks to
+
+
+def obtain(archive: Archive, root: Path, progress: Progress | None = None) -> Path:
+    """root/<folder> of the archive: downloaded and unpacked unless it is there."""
+    target = root / archive.creates
+    if not target.is_dir():
+        file = root / archive.url.rpartition("/")[2]
+        fetch(archive.url, file, md5=archive.md5, progress=progress)
+        unpack(file, root, archive.creates)
+        file.unlink()
+    return target
+
+
+def fetch(url: str, target: Path, *, md5: str, progress: Progress | None = None) -> None:
+    """The file at `url`, as `target`: it appears there only when it is complete and has the right checksum."""
+    if target.is_file() and checksum(target) == md5:
+        return
+    part = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in range(ATTEMPTS):
+            try:
+                receive(url, part, progress)
+                break
+            except (urllib.error.HTTPError, PermissionError) as error:
+                raise FinesslError(f"cannot download {url}: {error}.") from error
+            except (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError, Interrupted) as error:
+                if attempt == ATTEMPTS - 1:
+                    raise FinesslError(
+                        f"cannot download {url}: {error}. What has arrived is kept in {part}; run again to go on, "
+                        f"or put the file at {target} yourself."
+                    ) from error
+                time.sleep(PAUSE * 2**attempt)
+    except OSError as error:
+        raise FinesslError(f"cannot write {part}: {error.strerror or error}.") from error
+    if (found := checksum(part)) != md5:
+        part.unlink()
+        raise FinesslError(f"{url} is damaged: its MD5 is {found} and should be {md5}. It was removed; run again.")
+    os.replace(part, target)
+
+
+class Interrupted(Exception):
+    """The connection ended before the file did."""
+
+
+def receive(url: str, part: Path, progress: Progress | None) -> None:
+    """Appends to `part` what is still missing of the file."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(
+        url, headers={"User-Agent": "finessl", **({"Range": f"bytes={have}-"} if have else {})}
+    )
+    try:
+        response = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and have:  # nothing lies beyond what is here: it is complete, or not of this file
+            return
+        if error.code >= 500 or error.code == 429:
+            raise Interrupted(f"the server answers {error.code}") from error
+        raise
+    with response, open(part, "ab" if response.status == 206 else "wb") as file:
+        done = have if response.status == 206 else 0  # a server that knows no ranges sends all of it again
+        length = response.headers.get("Content-Length")
+        total = done + int(length) if length else None
+        while data := response.read(CHUNK):
+            file.write(data)
+            done += len(data)
+            if progress:
+                progress(done, total)
+    if total is not None and done < total:
+        raise Interrupted(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def unpack(archive: Path, root: Path, creates: str) -> None:
+    """root/`creates` from a tar file. It is unpacked beside and renamed, so the folder is whole or not there.
+
+    Members that point outside are refused (tarfile's "data" filter: no absolute paths, no "..", no devices).
+    """
+    draft = root / f".{creates}.part"
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(draft, filter="data")
+        if not (draft / creates).is_dir():
+            raise FinesslError(f"{archive} holds no folder {creates}; it is another archive.")
+        os.replace(draft / creates, root / creates)
+    except tarfile.FilterError as error:
+        raise FinesslError(f"{archive} would write outside its folder ({error}); refused.") from error
+    except (tarfile.TarError, EOFError) as error:
+        raise FinesslError(f"{archive} cannot be unpacked ({error}); remove it and run again.") from error
+    except OSError as error:
+        raise FinesslError(f"cannot unpack {archive} to {root}: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

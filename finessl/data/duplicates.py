@@ -1,0 +1,100 @@
+"""Images that are the same, or nearly: content hashes, and difference hashes with thumbnails to confirm.
+
+A difference hash (dHash) shrinks an image to 9×8 grey pixels and keeps, for each of the 64 neighbours in a row, which is
+brighter. Resizing, recompression and small edits change few of the bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+BITS = 3  # hashes that differ in no more bits are near: then at least one of the four 16-bit quarters is equal
+LEVELS = 6.0  # and their thumbnails differ by no more grey levels in the mean (flat images have meaningless hashes)
+THUMBNAIL = 8
+BLOCK = 1 << 18  # pairs compared at a time
+WINDOW = 256  # where more images than this share a quarter (blank pages, say), each meets only its nearest in order
+
+
+@dataclass
+class Signatures:
+    """What is kept of each image: 216 bytes."""
+
+    content: np.ndarray  # uint64 [N], hash of the file
+    difference: np.ndarray  # uint64 [N], dHash
+    thumbnail: np.ndarray  # uint8 [N, 8·8·3]
+
+    @classmethod
+    def empty(cls, count: int) -> Signatures:
+        return cls(
+            np.zeros(count, np.uint64), np.zeros(count, np.uint64), np.zeros((count, THUMBNAIL**2 * 3), np.uint8)
+        )
+
+    def put(self, i: int, content: bytes, pixels: np.ndarray) -> None:
+        image = Image.fromarray(pixels)
+        digest = hashlib.blake2b(content, digest_size=8).digest()
+        self.content[i] = int.from_bytes(digest, "little")
+        self.difference[i] = difference_hash(image)
+        small = image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
+        self.thumbnail[i] = np.asarray(small).reshape(-1)
+
+
+def difference_hash(image: Image.Image) -> np.uint64:
+    grey = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BILINEAR))
+    return np.packbits(grey[:, 1:] > grey[:, :-1]).view(np.uint64)[0]
+
+
+def equal_groups(values: np.ndarray) -> list[np.ndarray]:
+    """Positions of equal values, where there are two or more; in order of their first."""
+    order = np.argsort(values, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
+    return sorted((group for group in groups if len(group) > 1), key=lambda group: int(group[0]))
+
+
+def near_pairs(signatures: Signatures) -> np.ndarray:
+    """int64 [P, 2] pairs (i < j) with close hashes and thumbnails and different content."""
+    quarters = signatures.difference[:, None].view(np.uint16)
+    found = [np.empty((0, 2), np.int64)]
+    for quarter in range(4):
+        order = np.lexsort((signatures.difference, quarters[:, quarter]))
+        sorted_keys = quarters[order, quarter]
+        for shift in range(1, min(len(order), WINDOW)):  # 1, 2, 3 … places apart, while any pair shares its quarter
+            together = np.flatnonzero(sorted_keys[shift:] == sorted_keys[:-shift])
+            if not len(together):
+                break
+            for first in range(0, len(together), BLOCK):
+                part = together[first : first + BLOCK]
+                found.append(confirm(signatures, order[part], order[part + shift]))
+    return np.unique(np.concatenate(found), axis=0)
+
+
+def confirm(signatures: Signatures, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    different = (signatures.difference[left] ^ signatures.difference[right]).view(np.uint8).reshape(-1, 8)
+    bits = np.unpackbits(different, axis=1).sum(1)
+    keep = (bits <= BITS) & (signatures.content[left] != signatures.content[right])
+    left, right = left[keep], right[keep]
+    distance = np.abs(signatures.thumbnail[left].astype(np.int16) - signatures.thumbnail[right]).mean(1)
+    pairs = np.stack([left, right], 1)[distance <= LEVELS]
+    return np.sort(pairs, axis=1)
+
+
+def join_pairs(pairs: np.ndarray) -> list[np.ndarray]:
+    """Groups of positions that pairs connect."""
+    parent: dict[int, int] = {}
+
+    def root(i: int) -> int:
+        while (up := parent.setdefault(i, i)) != i:
+            parent[i] = parent[up]
+            i = parent[i]
+        return i
+
+    for i, j in pairs.tolist():
+        a, b = root(i), root(j)
+        parent[max(a, b)] = min(a, b)
+    groups: dict[int, list[int]] = {}
+    for i in sorted(parent):
+        groups.setdefault(root(i), []).append(i)
+    return [np.array(group) for group in groups.values()]

@@ -1,0 +1,195 @@
+"""RandAugment: a few random operations per image, carried out for the whole batch at once; one of the strong views.
+
+The released code's form (that of FixMatch's PyTorch port) and USB's. Operations, parameters and results are Pillow's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from finessl.data import ops
+from finessl.data.augment import Draws
+from finessl.data.ops import upload
+from finessl.errors import FinesslError
+
+# In the order in which a round carries them out: tables (first those that need the image), index maps, blends.
+OPERATIONS = (
+    *("identity", "autocontrast", "equalize", "contrast", "brightness", "posterize", "solarize"),
+    *("rotate", "shear_x", "shear_y", "translate_x", "translate_y"),
+    *("saturation", "sharpness"),
+)
+ID = {name: i for i, name in enumerate(OPERATIONS)}
+
+
+def per_operation(*values: dict[str, float]) -> np.ndarray:
+    """An array to be indexed by operation; 0 for those not named."""
+    given = {name: value for part in values for name, value in part.items()}
+    return np.array([given.get(name, 0.0) for name in OPERATIONS])
+
+
+ENHANCERS = ("brightness", "contrast", "saturation", "sharpness")
+TRANSLATIONS = per_operation(dict.fromkeys(("translate_x", "translate_y"), 1)) > 0
+GEOMETRIC = per_operation(dict.fromkeys(OPERATIONS[ID["rotate"] : ID["saturation"]], 1)) > 0
+
+
+class RandAugment:
+    """`ops` operations drawn with replacement, each at a level 1 … magnitude-1 and with `probability`; then a cutout.
+
+    `cutout` is a number of pixels or, if a fraction, a share of the side (the paper's 16 pixels belong to 224); 0 is
+    none. The square includes its last row and column, as Pillow draws it, and is pushed inside at the top and left.
+    """
+
+    # at level 10, and what is added then (levels of `WHOLE` operations are rounded down first)
+    STRONGEST = per_operation(
+        dict.fromkeys(ENHANCERS, 0.9),
+        {"posterize": 4, "solarize": 256, "rotate": 30},
+        {"shear_x": 0.3, "shear_y": 0.3, "translate_x": 0.3, "translate_y": 0.3},
+    )
+    BIAS = per_operation(dict.fromkeys(ENHANCERS, 0.05), {"posterize": 4})
+    WHOLE = per_operation(dict.fromkeys(("posterize", "solarize", "rotate"), 1)) > 0
+    COLOUR = (127, 127, 127)
+
+    def __init__(
+        self,
+        size: int = 224,
+        *,
+        ops: int = 2,
+        magnitude: int = 10,
+        probability: float = 0.5,
+        cutout: int | float = 16 / 224,
+    ) -> None:
+        if not 2 <= magnitude <= 11 or ops < 0 or cutout < 0:
+            raise FinesslError(
+                f"strong view: ops = {ops}, magnitude = {magnitude}, cutout = {cutout:g} is out of range; "
+                "magnitude lies within 2 … 11, the others are not negative."
+            )
+        self.size, self.ops, self.magnitude, self.probability = size, ops, magnitude, probability
+        self.cutout = cutout if isinstance(cutout, int) else round(cutout * size)
+
+    def draw(self, rng: np.random.Generator, n: int) -> Draws:
+        """Operations and their parameters [n, ops], in Pillow's units, and the rectangles to cut out [n, 4]."""
+        shape = (n, self.ops)
+        operation = rng.integers(0, len(OPERATIONS), shape)
+        level = rng.integers(1, self.magnitude, shape)
+        done = rng.random(shape) < self.probability
+        sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
+        box = self.box(rng.random((n, 2)) * self.size, np.full((n, 1), self.cutout))
+        value = self.value(operation, level, sign)
+        return {"operation": np.where(done, operation, ID["identity"]), "value": value, "box": box}
+
+    def value(self, operation: np.ndarray, level: np.ndarray, sign: np.ndarray) -> np.ndarray:
+        """What Pillow's operation is given at this level: factor, bits, threshold, degrees, slope or pixels."""
+        value = level * self.STRONGEST[operation] / 10
+        value = np.where(self.WHOLE[operation], np.trunc(value), value) + self.BIAS[operation]
+        value = np.where(operation == ID["solarize"], 256 - value, value)
+        value = np.where(TRANSLATIONS[operation], np.trunc(value * self.size), value)
+        return np.where(GEOMETRIC[operation], sign * value, value)
+
+    def box(self, centre: np.ndarray, side: np.ndarray) -> np.ndarray:
+        """Top, left, bottom, right [n, 4] (the last two excluded) of squares [n, 1] about the centres [n, 2]."""
+        start = np.maximum(centre - side / 2, 0).astype(np.int64)
+        end = np.minimum(start + side, self.size).astype(np.int64) + (side > 0)
+        return np.concatenate([start, end], axis=1)
+
+    def apply(self, images: Tensor, draws: Draws) -> Tensor:
+        """uint8 [n, 3, size, size] -> the same, distorted; the input is left as it is."""
+        for operation, value in zip(draws["operation"].T, draws["value"].T, strict=True):
+            images = distort(images, operation, value)
+        colour = upload(np.array(self.COLOUR, dtype=np.uint8), images.device)
+        return ops.fill(images, upload(draws["box"], images.device), colour)
+
+
+class UniformRandAugment(RandAugment):
+    """RandAugment as in USB: every operation is done, its parameter uniform in a range; cutout up to half the side."""
+
+    LOW = per_operation(
+        dict.fromkeys(ENHANCERS, 0.05),
+        {"posterize": 4, "solarize": 0, "rotate": -30},
+        {"shear_x": -0.3, "shear_y": -0.3, "translate_x": -0.3, "translate_y": -0.3},
+    )
+    HIGH = per_operation(
+        dict.fromkeys(ENHANCERS, 0.95),
+        {"posterize": 8, "solarize": 256, "rotate": 30},
+        {"shear_x": 0.3, "shear_y": 0.3, "translate_x": 0.3, "translate_y": 0.3},
+    )
+    COLOUR = (125, 123, 114)
+
+    def __init__(self, size: int = 224, *, ops: int = 3, cutout: float = 0.5) -> None:
+        super().__init__(size, ops=ops)
+        self.largest = cutout * size
+
+    def draw(self, rng: np.random.Generator, n: int) -> Draws:
+        operation = rng.integers(0, len(OPERATIONS), (n, self.ops))
+        low, high = self.LOW[operation], self.HIGH[operation]
+        value = low + (high - low) * rng.random((n, self.ops))
+        value = np.where(TRANSLATIONS[operation], value * self.size, value)
+        box = self.box(rng.random((n, 2)) * self.size, rng.random((n, 1)) * self.largest)
+        return {"operation": operation, "value": value, "box": box}
+
+
+def distort(images: Tensor, operation: np.ndarray, value: np.ndarray) -> Tensor:
+    """One operation per image; `operation` and its parameter `value` [n] lie on the host.
+
+    The images are sorted by operation there, so that each kind is computed for its own images alone, with shapes
+    known without asking the device.
+    """
+    order = np.argsort(operation, kind="stable")
+    operation, value = operation[order], value[order]
+    index, result = upload(order, images.device), images.clone()
+    for carry_out, first, last in (
+        (pointwise, "autocontrast", "solarize"),
+        (geometric, "rotate", "translate_y"),
+        (saturation, "saturation", "saturation"),
+        (sharpness, "sharpness", "sharpness"),
+    ):
+        part = members(operation, first, last)
+        if part.start < part.stop:
+            chosen = images.index_select(0, index[part])
+            result.index_copy_(0, index[part], carry_out(chosen, operation[part], value[part]))
+    return result
+
+
+def members(operation: np.ndarray, first: str, last: str) -> slice:
+    """Where the operations `first` … `last` are in a sorted array."""
+    return slice(int(operation.searchsorted(ID[first])), int(operation.searchsorted(ID[last], side="right")))
+
+
+def pointwise(images: Tensor, operation: np.ndarray, value: np.ndarray) -> Tensor:
+    host = np.zeros((len(operation), ops.LEVELS), dtype=np.uint8)
+    for name, make in (
+        ("brightness", ops.brightness_tables),
+        ("posterize", ops.posterize_tables),
+        ("solarize", ops.solarize_tables),
+    ):
+        part = members(operation, name, name)
+        host[part] = make(value[part])
+    tables = upload(host, images.device)[:, None].repeat(1, images.shape[1], 1)
+    factor = upload(value.astype(np.float32), images.device)
+    for name, measure in (
+        ("autocontrast", lambda part: ops.autocontrast_tables(images[part])),
+        ("equalize", lambda part: ops.equalize_tables(images[part])),
+        ("contrast", lambda part: ops.contrast_tables(images[part], factor[part])),
+    ):
+        part = members(operation, name, name)
+        if part.start < part.stop:
+            tables[part] = measure(part)
+    return ops.lookup(images, tables)
+
+
+def geometric(images: Tensor, operation: np.ndarray, value: np.ndarray) -> Tensor:
+    coefficients = np.tile(np.array([1.0, 0, 0, 0, 1, 0]), (len(operation), 1))
+    for name, entry in (("shear_x", 1), ("shear_y", 3), ("translate_x", 2), ("translate_y", 5)):
+        part = members(operation, name, name)
+        coefficients[part, entry] = value[part]
+    part = members(operation, "rotate", "rotate")
+    coefficients[part] = ops.rotation(value[part], images.shape[2], images.shape[3])
+    return ops.affine(images, upload(ops.affine_matrix(coefficients), images.device))
+
+
+def saturation(images: Tensor, operation: np.ndarray, value: np.ndarray) -> Tensor:
+    return ops.saturation(images, upload(value.astype(np.float32), images.device))
+
+
+def sharpness(images: Tensor, operation: np.ndarray, value: np.ndarray) -> Tensor:
+    return ops.sharpness(images, upload(value.astype(np.float32), images.device))

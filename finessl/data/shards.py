@@ -1,0 +1,122 @@
+"""Images inside tar files (WebDataset shards), read where they lie: nothing is unpacked, nothing is written.
+
+One pass over a shard's headers notes where each image is; an image is then one read at an offset, from any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from finessl.data.images import EXTENSIONS, ImageError, decode, probe
+from finessl.data.paths import PathTable
+from finessl.errors import FinesslError
+
+HEADER = 1 << 16  # bytes that nearly always hold an image's header
+
+
+@dataclass
+class Shard:
+    """The images of a tar file, with the label beside each: key.jpg and key.cls, or key.json with a "label"."""
+
+    names: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)  # "" where there is none
+
+
+def read_shard(path: Path) -> Shard:
+    """Members of one sample share their name up to the first dot after the last slash."""
+    shard, labels = Shard(), dict[str, str]()
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                name = member.name.removeprefix("./")
+                extension = os.path.splitext(name)[1].lower()
+                if member.isfile() and extension in EXTENSIONS:
+                    shard.names.append(name)
+                    shard.starts.append(member.offset_data)
+                    shard.sizes.append(member.size)
+                elif member.isfile() and extension in (".cls", ".json") and (data := tar.extractfile(member)):
+                    labels[sample(name)] = read_label(data.read(), extension)
+            end = tar.offset
+        with open(path, "rb") as file:  # tarfile takes a cut in a header for the end; a whole archive ends with zeros
+            file.seek(end)
+            if file.read(512) != bytes(512):
+                raise tarfile.ReadError("it has no end")
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise FinesslError(
+            f"{path} is cut short, compressed or no tar file ({error}); its first {len(shard.names):,} images are whole. "
+            "Get it again."
+        ) from error
+    except OSError as error:
+        raise FinesslError(f"{path} cannot be read: {error.strerror or error}.") from error
+    shard.labels = [labels.get(sample(name), "") for name in shard.names]
+    return shard
+
+
+def sample(name: str) -> str:
+    folder, slash, file = name.rpartition("/")
+    return folder + slash + file.partition(".")[0]
+
+
+def read_label(data: bytes, extension: str) -> str:
+    """ "" for what is no label; −1 means unlabeled here too."""
+    value: object = data.decode("utf-8")
+    if extension == ".json":
+        content = json.loads(data)
+        value = content.get("label", content.get("cls", "")) if isinstance(content, dict) else ""
+    text = str("" if value is None else value).strip()
+    return "" if text == "-1" else text
+
+
+class ShardImages:
+    """Images at known offsets of the shards of one folder."""
+
+    def __init__(
+        self, root: Path, shards: list[str], shard_of: np.ndarray, starts: np.ndarray, paths: PathTable
+    ) -> None:
+        self.root, self.shards = Path(root), shards
+        self.shard_of, self.starts, self.paths = shard_of, starts, paths  # paths: "<shard>/<member>" and their sizes
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def key(self, i: int) -> str:
+        return self.paths[i]
+
+    def content(self, i: int, most: int | None = None) -> bytes:
+        """The image file itself (or no more than its first bytes)."""
+        size = int(self.paths.sizes[i])
+        wanted = size if most is None else min(size, most)
+        try:
+            with open(self.root / self.shards[self.shard_of[i]], "rb") as file:
+                file.seek(int(self.starts[i]))
+                data = file.read(wanted)
+        except OSError as error:
+            raise ImageError(f"the shard cannot be read: {error.strerror or error}") from error
+        if len(data) < wanted:
+            raise ImageError("the shard has been cut short since it was indexed")
+        return data
+
+    def read(self, i: int, *, shorter: int | None = None, square: int | None = None) -> np.ndarray:
+        return decode(self.content(i), shorter=shorter, square=square)
+
+    def size(self, i: int) -> tuple[int, int]:
+        try:
+            return probe(self.content(i, HEADER))
+        except ImageError:  # a header behind much metadata
+            return probe(self.content(i))
+
+    def take(self, indices: np.ndarray) -> ShardImages:
+        return ShardImages(
+            self.root, self.shards, self.shard_of[indices], self.starts[indices], self.paths.take(indices)
+        )
+
+    def fingerprint(self) -> str:
+        return self.paths.fingerprint()

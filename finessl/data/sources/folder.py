@@ -1,0 +1,144 @@
+"""Image folders, in the layouts that people have:
+
+labeled/<class>/…  unlabeled/…  [test/<class>/…]     a few labels and a pile of images
+train/<class>/…  [test/<class>/… or val/<class>/…]   all labels known: a split hides most of them
+<class>/…  [unlabeled/…]  [test/<class>/…]           the same, or a few labels where there is an unlabeled/
+any folder with labels.csv (path,label)              the images that it does not name are unlabeled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from finessl.data.dataset import Dataset, label_ids, some
+from finessl.data.images import FileImages, Images
+from finessl.data.index import FolderIndex, Progress, natural
+from finessl.data.sources.table import read_rows
+from finessl.errors import FinesslError
+
+LABELED, UNLABELED = ("labeled", "labelled"), ("unlabeled", "unlabelled")
+TESTS = ("test", "val", "valid", "validation")
+LABELS = "labels.csv"
+PUBLISHED = {  # folders of data sets whose images lie inside other files
+    "cifar-10-batches-py": "cifar10",
+    "cifar-10-batches-bin": "cifar10",
+    "cifar-100-python": "cifar100",
+    "cifar-100-binary": "cifar100",
+}
+
+
+def open_folder(path: Path, *, labels: str | None = None, progress: Progress | None = None) -> Dataset:
+    """labels: a table that names the class of some images; all others are unlabeled."""
+    index = read_index(path, progress)
+    images, tops = FileImages(index.root, index.paths), {folder.split("/")[0] for folder in index.folders}
+    test = next((top for top in TESTS if top in tops and has_classes(index, top)), None)
+    table = Path(labels) if labels else index.root / LABELS
+    top = next((top for top in (*LABELED, "train") if top in tops and has_classes(index, top)), "")
+
+    by_name = bool(labels) or (table.is_file() and top == "")
+    if by_name:
+        positions, ids, classes = by_table(index, table, without=test)
+    else:
+        if top not in LABELED and tops.intersection(LABELED):
+            raise FinesslError(f"{path}/labeled should hold a folder with images for each class, labeled/<class>/….")
+        classes = class_names(index, top, () if top else {*UNLABELED, *(TESTS if test else ())})
+        if not classes:
+            raise FinesslError(
+                f"{path}: {len(index.paths):,} images but no classes. Put labeled ones in labeled/<class>/ and the "
+                f"others in unlabeled/, or name the class of a few in {LABELS} (columns path,label)."
+            )
+        positions, ids = by_class(index, top, classes)
+        unlabeled = np.flatnonzero(inside(index, *UNLABELED)[index.paths.folder_of])
+        positions = np.concatenate([positions, unlabeled])
+        ids = np.concatenate([ids, np.full(len(unlabeled), -1)])
+    dataset = Dataset(
+        name=index.root.name,
+        classes=classes,
+        train=images.take(positions),
+        train_labels=ids,
+        given=ids >= 0 if (ids < 0).any() or top in LABELED else None,
+        excluded=[] if by_name else loose(index, top),
+    )
+    if test:
+        names = class_names(index, test)
+        label_ids(names, classes, index.root / test)  # refuses classes that the training data does not have
+        positions, ids = by_class(index, test, classes)
+        dataset.test, dataset.test_labels = images.take(positions), ids
+    return dataset
+
+
+def labeled_folder(path: Path, progress: Progress | None = None) -> tuple[Images, np.ndarray, list[str]]:
+    """Images, labels and classes of a plain <class>/… folder."""
+    index = read_index(path, progress)
+    classes = class_names(index, "")
+    if not classes:
+        raise FinesslError(f"{path} should hold a folder for each class, <class>/….")
+    positions, ids = by_class(index, "", classes)
+    return FileImages(index.root, index.paths).take(positions), ids, classes
+
+
+def read_index(path: Path, progress: Progress | None = None) -> FolderIndex:
+    index = FolderIndex.open(path, progress=progress)
+    if len(index.paths) == 0:
+        seen = ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in index.ignored.items())
+        known = next(
+            (f"; for {name}, give that name, with root" for f, name in PUBLISHED.items() if (path / f).exists()), ""
+        )
+        raise FinesslError(
+            f"{path}: no images in this folder or below it{f' (other files: {seen})' if seen else ''}{known}."
+        )
+    return index
+
+
+def class_names(index: FolderIndex, top: str, without: Iterable[str] = ()) -> list[str]:
+    """Names of the folders directly in `top` ("": the root), empty ones too: an empty class is worth an error."""
+    parts = [folder.split("/") for folder in index.folders]
+    found = {p[1] for p in parts if p[0] == top and len(p) > 1} if top else {p[0] for p in parts}
+    return sorted(found - {"", *without}, key=natural)
+
+
+def has_classes(index: FolderIndex, top: str) -> bool:
+    counts = index.counts()
+    return any(counts[i] for i, folder in enumerate(index.folders) if folder.startswith(f"{top}/"))
+
+
+def by_class(index: FolderIndex, top: str, classes: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the images in `top`/<class>/…, however deep, and their labels."""
+    depth, ids = (1 if top else 0), {name: i for i, name in enumerate(classes)}
+    of_folder = np.full(len(index.folders), -1, np.int64)
+    for number, folder in enumerate(index.folders):
+        parts = folder.split("/")
+        if folder and len(parts) > depth and (not top or parts[0] == top):
+            of_folder[number] = ids.get(parts[depth], -1)
+    labels = of_folder[index.paths.folder_of]
+    positions = np.flatnonzero(labels >= 0)
+    return positions, labels[positions]
+
+
+def loose(index: FolderIndex, top: str) -> list[tuple[str, str]]:
+    """Images beside the class folders, which belong to none of them."""
+    own = np.flatnonzero(np.isin(index.paths.folder_of, [index.folders.index(""), index.folders.index(top)]))
+    return [(index.paths[i], "in no class folder; unlabeled images belong in unlabeled/") for i in own.tolist()]
+
+
+def inside(index: FolderIndex, *tops: str) -> np.ndarray:
+    return np.array([folder.split("/")[0] in tops for folder in index.folders])
+
+
+def by_table(index: FolderIndex, table: Path, without: str | None) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """All images (but those of the test folder), with the labels that the table gives to some."""
+    rows = read_rows(table)
+    kept = ~inside(index, without) if without else np.ones(len(index.folders), bool)
+    positions = np.flatnonzero(kept[index.paths.folder_of])
+    where = {index.paths[i]: n for n, i in enumerate(positions.tolist())}
+    named = {Path(path).as_posix(): label for path, label in zip(rows["path"], rows["label"], strict=True) if label}
+    missing = [path for path in named if path not in where]
+    if missing:
+        raise FinesslError(f"{table} names {len(missing):,} images that are not in {index.root}: {some(missing)}.")
+    classes = sorted(set(named.values()), key=natural)
+    labels = np.full(len(positions), -1, np.int64)
+    labels[[where[path] for path in named]] = label_ids(list(named.values()), classes, table)
+    return positions, labels, classes

@@ -1,0 +1,147 @@
+"""WebDataset: folders of tar shards, for sets too large to be files. Labels lie beside the images (.cls or .json).
+
+Shards whose name begins with test or val are test data, those beginning with unlabeled have no labels; all others are
+training data. Where labels are numbers, classes.txt (a name on each line) gives them names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from finessl.data.dataset import Dataset, label_ids, some
+from finessl.data.index import Progress, cache_folder, natural
+from finessl.data.paths import PathTable
+from finessl.data.shards import ShardImages, read_shard
+from finessl.data.sources.folder import TESTS
+from finessl.errors import FinesslError
+
+VERSION = 1
+
+
+@dataclass
+class ShardIndex:
+    """Every image of a folder's shards; kept in the cache, for reading the headers takes a pass over all of them."""
+
+    images: ShardImages
+    labels: list[str]  # the different ones
+    label_of: np.ndarray  # int32 [N], −1: none
+
+
+def open_webdataset(path: Path, *, progress: Progress | None = None) -> Dataset:
+    root = path if path.is_dir() else path.parent
+    shards = [path.name] if path.is_file() else sorted((f.name for f in path.glob("*.tar")), key=natural)
+    if not shards:
+        raise FinesslError(f"{path} holds no shards (*.tar).")
+    index = open_index(root.resolve(), shards, progress)
+    if len(index.images) == 0:
+        raise FinesslError(f"{path}: the {len(shards)} shards hold no images.")
+    names, numbers = name_labels(root, index.labels), index.label_of
+    kinds = np.array([2 if s.startswith(TESTS) else 1 if s.startswith("unlabeled") else 0 for s in shards])
+    kind = kinds[index.images.shard_of]
+    train, test = np.flatnonzero(kind < 2), np.flatnonzero(kind == 2)
+    known = np.where(kind == 0, numbers, -1)
+    used = np.unique(known[known >= 0])
+    listed = class_list(root)
+    classes = listed if listed else sorted({names[i] for i in used}, key=natural)
+    ids = np.append(label_ids([names[i] if i in used else "" for i in range(len(names))], classes, path), -1)
+    labels = ids[known[train]]
+    dataset = Dataset(
+        name=root.resolve().name if path.is_dir() else path.stem,
+        classes=classes,
+        train=index.images.take(train),
+        train_labels=labels,
+        given=labels >= 0 if (labels < 0).any() else None,
+    )
+    if len(test):
+        if (numbers[test] < 0).any():
+            raise FinesslError(
+                f"{path}: {(numbers[test] < 0).sum():,} test images have no label; a test image needs one."
+            )
+        tested = label_ids([names[i] for i in numbers[test]], classes, path)
+        dataset.test, dataset.test_labels = index.images.take(test), tested
+    return dataset
+
+
+def class_list(root: Path) -> list[str]:
+    file = root / "classes.txt"
+    return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()] if file.is_file() else []
+
+
+def name_labels(root: Path, labels: list[str]) -> list[str]:
+    """Class names for the labels: those of classes.txt where the labels are numbers."""
+    classes = class_list(root)
+    if not classes or not all(label.isdecimal() for label in labels):
+        return labels
+    if beyond := [label for label in labels if int(label) >= len(classes)]:
+        raise FinesslError(f"{root / 'classes.txt'} has {len(classes)} classes; the shards have labels {some(beyond)}.")
+    return [classes[int(label)] for label in labels]
+
+
+def open_index(root: Path, shards: list[str], progress: Progress | None) -> ShardIndex:
+    """From the cache while no shard has changed, else in one pass."""
+    state = [(s, (st := (root / s).stat()).st_size, st.st_mtime_ns) for s in shards]
+    name = hashlib.blake2b(json.dumps([VERSION, str(root), state]).encode(), digest_size=12).hexdigest()
+    stored = cache_folder() / "shards" / f"{name}.npz"
+    try:
+        return load(stored, root, shards)
+    except (OSError, ValueError, KeyError, EOFError):
+        index = scan(root, shards, progress)
+        store(index, stored)
+        return index
+
+
+def scan(root: Path, shards: list[str], progress: Progress | None) -> ShardIndex:
+    numbers: dict[str, int] = {"": -1}
+    shard_of, starts, labels, sizes, paths = [], [], [], [], []
+    for number, shard in enumerate(shards):
+        content = read_shard(root / shard)
+        paths += [f"{shard}/{name}" for name in content.names]
+        shard_of.append(np.full(len(content.names), number, np.int32))
+        starts.append(np.array(content.starts, np.int64))
+        sizes.append(np.array(content.sizes, np.int64))
+        labels.append(np.array([numbers.setdefault(label, len(numbers) - 1) for label in content.labels], np.int32))
+        if progress:
+            progress(len(paths), len(paths) if number == len(shards) - 1 else None)
+    table = PathTable.of(paths, np.concatenate(sizes))
+    images = ShardImages(root, shards, np.concatenate(shard_of), np.concatenate(starts), table)
+    return ShardIndex(images, list(numbers)[1:], np.concatenate(labels))
+
+
+def store(index: ShardIndex, target: Path) -> None:
+    """A cache that cannot be written is only a slower next time."""
+    images, table = index.images, index.images.paths
+    texts = json.dumps({"folders": table.folders, "labels": index.labels}).encode()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=target.parent)
+        with os.fdopen(handle, "wb") as file:
+            np.savez(
+                file,
+                texts=np.frombuffer(texts, np.uint8),
+                shard_of=images.shard_of,
+                starts=images.starts,
+                label_of=index.label_of,
+                folder_of=table.folder_of,
+                names=table.names,
+                offsets=table.offsets,
+                sizes=table.sizes,
+            )
+        os.replace(draft, target)
+    except OSError:
+        return
+
+
+def load(stored: Path, root: Path, shards: list[str]) -> ShardIndex:
+    with np.load(stored) as arrays:
+        texts = json.loads(arrays["texts"].tobytes())
+        columns = {name: arrays[name] for name in ("folder_of", "names", "offsets", "sizes")}
+        table = PathTable(texts["folders"], **columns)
+        images = ShardImages(root, shards, arrays["shard_of"], arrays["starts"], table)
+        return ShardIndex(images, texts["labels"], arrays["label_of"])

@@ -1,0 +1,162 @@
+"""The kinds of scarcity: who is labeled, who is unlabeled, and who is in neither.
+
+Each function takes a data set and its seeded `Draw`, and options by keyword; see `splits.make_split`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from finessl.data.dataset import Dataset, some
+from finessl.data.splits import Draw, Parts
+from finessl.errors import FinesslError
+
+
+def given(dataset: Dataset, draw: Draw) -> Parts:
+    """What the data says: its labels, and all images as unlabeled."""
+    if dataset.given is None:
+        raise FinesslError(
+            f"{dataset.name} has a label for every image; say how many to keep in each class (labels_per_class)."
+        )
+    return Parts(np.flatnonzero(dataset.given & (dataset.train_labels >= 0)), everything(dataset))
+
+
+def per_class(dataset: Dataset, draw: Draw, *, labels_per_class: int | None = None) -> Parts:
+    """labels_per_class random images of each class are labeled; all images are unlabeled."""
+    wanted = np.full(len(dataset.classes), at_least_one(dataset, labels_per_class))
+    return Parts(take(draw.shuffled, draw.enough(wanted)), everything(dataset))
+
+
+def first_n(dataset: Dataset, draw: Draw, *, labels_per_class: int | None = None) -> Parts:
+    """The first images of each class in the data's order: no seed, the same labels in every run (the released code)."""
+    wanted = np.full(len(dataset.classes), at_least_one(dataset, labels_per_class))
+    return Parts(take(draw.members, draw.enough(wanted)), everything(dataset))
+
+
+def fraction(dataset: Dataset, draw: Draw, *, fraction: float = 0.01) -> Parts:
+    """That share of each class's images, rounded, and at least one; all images are unlabeled."""
+    if not 0 < fraction <= 1:
+        raise FinesslError(f"fraction = {fraction} should lie above 0 and be at most 1 (0.01 is 1 %).")
+    have = np.array([len(draw.members(label)) for label in range(len(dataset.classes))])
+    wanted = np.maximum(np.floor(fraction * have + 0.5).astype(int), 1)
+    return Parts(take(draw.shuffled, draw.enough(wanted)), everything(dataset))
+
+
+def listed(dataset: Dataset, draw: Draw, *, file: str = "") -> Parts:
+    """The images that a text file names, one on a line, by path or by the end of it; all images are unlabeled."""
+    try:
+        lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise FinesslError(f"the list of labeled images {file!r} cannot be read: {error}.") from error
+    found: dict[str, list[int]] = {line: [] for line in lines if line}
+    for i in range(len(dataset.train)):
+        name = dataset.train.key(i)
+        while name not in found and "/" in name:
+            name = name.partition("/")[2]
+        if name in found:
+            found[name].append(i)
+    if missing := [name for name, places in found.items() if not places]:
+        raise FinesslError(
+            f"{file} names {len(missing):,} of {len(found):,} images that are not in {dataset.name}: {some(missing)}."
+        )
+    if several := [name for name, places in found.items() if len(places) > 1]:
+        raise FinesslError(f"{file}: several images have the name {some(several)}; give more of the path.")
+    labeled = np.array([places[0] for places in found.values()], np.int64)
+    usable = (dataset.train_labels >= 0) & (True if dataset.given is None else dataset.given)
+    if (unknown := labeled[~usable[labeled]]).size:
+        raise FinesslError(
+            f"{file} names images without a label: {some([dataset.train.key(i) for i in unknown.tolist()])}."
+        )
+    return Parts(labeled, everything(dataset))
+
+
+def long_tailed(
+    dataset: Dataset,
+    draw: Draw,
+    *,
+    labeled_max: int = 50,
+    unlabeled_max: int = 400,
+    ratio: float = 10.0,
+    unlabeled_ratio: float | None = None,
+    unlabeled: Literal["same", "reversed", "uniform"] = "same",
+    order: Literal["random", "first"] = "random",
+) -> Parts:
+    """N_k = N₁·ρ^(−(k−1)/(C−1)) labeled and M_k unlabeled images of class k = 1 … C, disjoint.
+
+    labeled_max, unlabeled_max: N₁ and M₁.   ratio, unlabeled_ratio: ρ of each (one for both by default).
+    unlabeled: M_k falls as N_k does, the other way round, or is M₁ for all.   order: "first" as in the released code.
+    """
+    classes = len(dataset.classes)
+    labels = tail(labeled_max, ratio, classes)
+    if labels[-1] < 1:
+        raise FinesslError(f"labeled_max = {labeled_max} with ratio = {ratio:g} leaves the last class without a label.")
+    more = tail(unlabeled_max, 1.0 if unlabeled == "uniform" else unlabeled_ratio or ratio, classes)
+    if unlabeled == "reversed":
+        more = more[::-1]
+    draw.enough(labels + more)
+    pick = draw.shuffled if order == "random" else draw.members
+    both = [pick(label)[: labels[label] + more[label]] for label in range(classes)]
+    return Parts(
+        np.concatenate([images[:count] for images, count in zip(both, labels, strict=True)]),
+        np.concatenate([images[count:] for images, count in zip(both, labels, strict=True)]),
+    )
+
+
+def open_set(
+    dataset: Dataset,
+    draw: Draw,
+    *,
+    labels_per_class: int | None = None,
+    novel: float = 0.5,
+    seen: Literal["first", "random"] = "first",
+) -> Parts:
+    """A share `novel` of the classes is never labeled and never tested; its images stay among the unlabeled ones.
+
+    seen: which classes are seen; the first ones as in ORCA (Cao et al. 2022), whose protocol the paper follows.
+    """
+    classes = len(dataset.classes)
+    count = classes - round(novel * classes)
+    if not 0 <= novel < 1 or count < 2:
+        raise FinesslError(
+            f"novel = {novel} leaves {max(count, 0)} of {classes} classes to be told apart; two are needed."
+        )
+    chosen = np.arange(count) if seen == "first" else np.sort(draw.generator(classes).permutation(classes)[:count])
+    wanted = np.zeros(classes, int)
+    wanted[chosen] = at_least_one(dataset, labels_per_class)
+    labeled = take(draw.shuffled, draw.enough(wanted))
+    return Parts(labeled, everything(dataset), [dataset.classes[label] for label in chosen])
+
+
+def tail(most: int, ratio: float, classes: int) -> np.ndarray:
+    """int(most·ratio^(−k/(C−1))) for k = 0 … C − 1; the last is int(most / ratio), free of the power's rounding."""
+    if most < 1 or ratio < 1:
+        raise FinesslError(
+            f"a long tail needs a largest class of at least 1 and a ratio of at least 1, not {most} and {ratio:g}."
+        )
+    counts = (most * ratio ** (-np.arange(classes) / (classes - 1))).astype(int)
+    counts[-1] = int(most / ratio)
+    return counts
+
+
+def take(pick: Callable[[int], np.ndarray], wanted: np.ndarray) -> np.ndarray:
+    """The first wanted[k] images of each class k, in the order that `pick` gives."""
+    return np.concatenate([pick(label)[:count] for label, count in enumerate(wanted)])
+
+
+def everything(dataset: Dataset) -> np.ndarray:
+    return np.arange(len(dataset.train))
+
+
+def at_least_one(dataset: Dataset, labels_per_class: int | None) -> int:
+    if labels_per_class is None:
+        raise FinesslError(
+            f"{dataset.name} has a label for every image; say how many to keep in each class (labels_per_class), "
+            "the others are hidden."
+        )
+    if labels_per_class < 1:
+        raise FinesslError(f"labels_per_class = {labels_per_class} should be at least 1.")
+    return labels_per_class

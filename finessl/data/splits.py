@@ -1,0 +1,230 @@
+"""Whose labels are known: seeded splits of a data set's training images into labeled and unlabeled.
+
+A kind of split is one function `kind(dataset, draw, *, options) -> Parts` (see split_kinds.py) and one line in SPLITS.
+Labels are drawn class by class, each class from its own random stream: one class never changes what another one gets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from finessl.data.dataset import Dataset, some
+from finessl.data.sampler import SPLIT, generator
+from finessl.errors import FinesslError
+from finessl.registry import Registry, check_options
+
+SPLITS = Registry(
+    "split",
+    {
+        "given": ("finessl.data.split_kinds:given", "the labels that the data gives (labeled/ folder, table)"),
+        "per-class": ("finessl.data.split_kinds:per_class", "N random images of each class"),
+        "first-n": ("finessl.data.split_kinds:first_n", "the first N images of each class, as in the released code"),
+        "fraction": ("finessl.data.split_kinds:fraction", "a share of each class, for example 1 % of ImageNet"),
+        "list": ("finessl.data.split_kinds:listed", "the images that a text file names, such as SimCLR's lists"),
+        "long-tailed": (
+            "finessl.data.split_kinds:long_tailed",
+            "from N₁ labels for the first class to N₁/ρ for the last",
+        ),
+        "open-set": ("finessl.data.split_kinds:open_set", "some classes are novel: unlabeled only, never tested"),
+    },
+)
+FORMAT = 1
+
+
+class Parts(NamedTuple):
+    """What a kind of split decides: positions in train. Labeled images are added to unlabeled later, if wanted."""
+
+    labeled: np.ndarray
+    unlabeled: np.ndarray
+    classes: list[str] | None = None  # where they are not all of the data set's
+
+
+@dataclass
+class Split:
+    labeled: np.ndarray  # int64 [n], sorted positions in train
+    unlabeled: np.ndarray  # int64 [M], sorted
+    classes: list[str]  # what the classifier tells apart; with an open set, the seen classes only
+    kind: str
+    seed: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""  # of the data set that it belongs to
+
+    def labels(self, dataset: Dataset) -> np.ndarray:
+        """int64 [N]: the class of every training image, numbered as in `classes`; −1: unknown or none of them."""
+        return self._number(dataset, dataset.train_labels)
+
+    def test(self, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+        """Positions and labels of the test images to measure on: readable, and of one of `classes`."""
+        if dataset.test_labels is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        labels = self._number(dataset, dataset.test_labels)
+        labels[dataset.broken_test] = -1
+        positions = np.flatnonzero(labels >= 0)
+        return positions, labels[positions]
+
+    def counts(self, dataset: Dataset) -> tuple[np.ndarray, np.ndarray, int]:
+        """Labeled and unlabeled images of each class, and unlabeled ones of other or unknown classes."""
+        labels, classes = self.labels(dataset), len(self.classes)
+        unlabeled = labels[self.unlabeled]
+        return (
+            np.bincount(labels[self.labeled], minlength=classes),
+            np.bincount(unlabeled[unlabeled >= 0], minlength=classes),
+            int((unlabeled < 0).sum()),
+        )
+
+    def _number(self, dataset: Dataset, labels: np.ndarray) -> np.ndarray:
+        ids = {name: i for i, name in enumerate(self.classes)}
+        return np.array([*(ids.get(name, -1) for name in dataset.classes), -1], np.int64)[labels]
+
+    # ---- in and out -------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """JSON; runs of neighbours as [first, last], so that a split of millions stays small. Written atomically."""
+        content = {
+            "format": FORMAT,
+            "kind": self.kind,
+            "seed": self.seed,
+            "settings": self.settings,
+            "fingerprint": self.fingerprint,
+            "classes": self.classes,
+            "labeled": to_runs(self.labeled),
+            "unlabeled": to_runs(self.unlabeled),
+        }
+        draft = Path(path).with_name(Path(path).name + ".part")
+        draft.write_text(json.dumps(content), encoding="ascii")
+        os.replace(draft, path)
+
+    @classmethod
+    def load(cls, path: Path, dataset: Dataset) -> Split:
+        """An error says what differs when the split was made for other data."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="ascii"))
+            split = cls(
+                from_runs(content["labeled"]),
+                from_runs(content["unlabeled"]),
+                content["classes"],
+                content["kind"],
+                content["seed"],
+                content["settings"],
+                content["fingerprint"],
+            )
+        except FileNotFoundError as error:
+            raise FinesslError(f"there is no split file {path}.") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FinesslError(f"{path} is not a split file ({type(error).__name__}: {error}).") from error
+        if differences := split.differences(dataset):
+            raise FinesslError(f"{path} does not belong to {dataset.name}: {'; '.join(differences)}.")
+        return without_broken(split, dataset)
+
+    def differences(self, dataset: Dataset) -> list[str]:
+        found = []
+        if missing := [name for name in self.classes if name not in dataset.classes]:
+            found.append(f"the data has no class {some(missing)}")
+        last = max([-1, *self.labeled[-1:], *self.unlabeled[-1:]])
+        if last >= len(dataset.train):
+            found.append(f"the split names image {last:,} and the data has {len(dataset.train):,}")
+        if not found and (nameless := int((self.labels(dataset)[self.labeled] < 0).sum())):
+            found.append(f"the data gives no label to {nameless:,} of the labeled images")
+        if not found and self.fingerprint and self.fingerprint != dataset.fingerprint():
+            found.append("the images, their order or their labels have changed since the split was made")
+        return found
+
+
+def make_split(
+    dataset: Dataset, *, kind: str = "auto", seed: int = 0, labeled_in_unlabeled: bool = True, **options: Any
+) -> Split:
+    """A split of the named kind. auto: the labels that the data gives, or N per class when labels_per_class is set."""
+    if kind == "auto":
+        per_class = options.get("labels_per_class") is not None or dataset.given is None
+        kind = "per-class" if per_class else "given"
+        options = {name: value for name, value in options.items() if name != "labels_per_class" or value is not None}
+    settings = check_options("split", kind, SPLITS[kind], options)
+    parts: Parts = SPLITS[kind](dataset, Draw(dataset, seed), **settings)
+    unlabeled = (
+        np.union1d(parts.unlabeled, parts.labeled)
+        if labeled_in_unlabeled
+        else np.setdiff1d(parts.unlabeled, parts.labeled)
+    )
+    split = Split(
+        np.sort(parts.labeled),
+        unlabeled,
+        parts.classes or list(dataset.classes),
+        kind,
+        seed,
+        settings | {"labeled_in_unlabeled": labeled_in_unlabeled},
+        dataset.fingerprint(),
+    )
+    return without_broken(split, dataset)
+
+
+def without_broken(split: Split, dataset: Dataset) -> Split:
+    """Leaves out images that could not be decoded, and insists that every class still has a label."""
+    split.labeled = np.setdiff1d(split.labeled, dataset.broken)
+    split.unlabeled = np.setdiff1d(split.unlabeled, dataset.broken)
+    labeled, _, _ = split.counts(dataset)
+    if empty := [name for name, count in zip(split.classes, labeled, strict=True) if count == 0]:
+        raise FinesslError(
+            f"{dataset.name}: {len(empty)} of {len(split.classes)} classes have no labeled image: {some(empty)}. "
+            "Label an image of each, or remove the class."
+        )
+    return split
+
+
+class Draw:
+    """Images whose labels may be used, class by class, in a seeded random order that other classes do not change."""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+        usable = dataset.train_labels >= 0
+        if dataset.given is not None:
+            usable &= dataset.given
+        order = np.argsort(np.where(usable, dataset.train_labels, len(dataset.classes)), kind="stable")
+        counts = np.bincount(dataset.train_labels[usable], minlength=len(dataset.classes))
+        self._members = np.split(order[: counts.sum()], np.cumsum(counts)[:-1])
+
+    def members(self, label: int) -> np.ndarray:
+        """Readable images of a class, in the order of the data."""
+        members = self._members[label]
+        return members[~np.isin(members, self.dataset.broken)]
+
+    def shuffled(self, label: int) -> np.ndarray:
+        """The same at random. Broken images drop out after the draw, so that the others keep their places."""
+        members = self.generator(label).permutation(self._members[label])
+        return members[~np.isin(members, self.dataset.broken)]
+
+    def generator(self, stream: int) -> np.random.Generator:
+        return generator(self.seed, SPLIT, stream)
+
+    def enough(self, wanted: np.ndarray) -> np.ndarray:
+        """`wanted` [C] itself, or an error that names the classes with fewer labels."""
+        have = np.array([len(self.members(label)) for label in range(len(wanted))])
+        if (short := np.flatnonzero(have < wanted)).size:
+            shown = some([f"{self.dataset.classes[i]} has {have[i]} of {wanted[i]}" for i in short])
+            raise FinesslError(
+                f"{self.dataset.name}: too few labels in {len(short)} of {len(have)} classes: {shown}. "
+                "Ask for fewer, or label more images."
+            )
+        return wanted
+
+
+def to_runs(indices: np.ndarray) -> list[int | list[int]]:
+    """Sorted numbers, with runs of three or more as [first, last]."""
+    runs: list[int | list[int]] = []
+    for run in np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1):
+        if len(run) > 2:
+            runs.append([int(run[0]), int(run[-1])])
+        else:
+            runs.extend(int(i) for i in run)
+    return runs
+
+
+def from_runs(runs: Sequence[int | Sequence[int]]) -> np.ndarray:
+    pieces = [np.arange(run, run + 1) if isinstance(run, int) else np.arange(run[0], run[1] + 1) for run in runs]
+    return np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64)

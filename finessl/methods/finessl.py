@@ -1,0 +1,170 @@
+"""FineSSL (Gan & Wei, ICML 2024, https://arxiv.org/abs/2405.11756).
+
+    σ(k) = images whose pseudo-label is k with max p ≥ ζ,   β(k) = σ(k) / max σ                                 (eq. 4)
+    m(k) = α_t Δ(k),   α_t = α (max β − min β),   Δ = (1 − β)/(1 + β) as released, 1 − β in the paper           (eq. 5)
+    H_m(y, z) = −log e^{z_y} / (e^{z_y} + Σ_{k≠y} e^{z_k + m(y)})                                               (eq. 3)
+    ψ = γ max p',   p' = softmax(z'_w) of the auxiliary head                                                    (eq. 7)
+    L = mean H_m(y, z_x) + mean ψ H_m(ŷ, z_s) + mean H(y, z'_x) + mean H(q̃, z'_s),   ŷ = argmax p               (eq. 8)
+    q̃ = ŷ smoothed by λ; as released the last mean is over the images with max p ≥ `aux_threshold` only         (eq. 6)
+
+The released code differs from the paper; each difference is an option, the default as released (see `FORMS`):
+margin_shape    "ratio" Δ = (1−β)/(1+β)                                       | "linear" 1 − β
+pace_reset      "epoch": σ forgets everything every `task.epoch_steps` steps  | "never"
+pace_update     "after": margins come from the steps before this one          | "before": this batch counts already
+pace_forget     False: an image that loses its confidence keeps its old label | True: σ loses it
+pace_empty      "zero": no margin while nothing is selected                   | "one": margin α for every class. The
+                paper's algorithm sets Δ = 1 there and leaves α_t open; with β = 0 it would be 0 and Δ in vain, so α
+aux_threshold   0.7                                                           | None: all images
+aux_reduction   "selected": mean over the images that pass it                 | "all": over the whole batch
+aux_margin      False                                                         | True: H_m(q̃, z') = Σ_k q̃_k H_m(k, z')
+smoothing_form  "c-1": 1 − λ on ŷ, λ/(C−1) elsewhere                          | "c": 1 − λ + λ/C on ŷ, λ/C elsewhere
+
+`without` takes parts away, as in the paper's ablations: "bms" (no margin), "margin-in-labeled", "dynamic-alpha"
+(α_t = α), "dls" (no auxiliary head; weights from the main head's confidence), "ls" (λ = 0), "detach" (the auxiliary
+losses reach the features). `min_weight` drops weights under it (released: th_min = 0).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from finessl.errors import FinesslError
+from finessl.methods.base import Batch, Method, Outputs, Result, Task, View, bounded, needed
+from finessl.methods.parts import (
+    Pace,
+    Prediction,
+    consistency,
+    cross_entropy,
+    mean_of_selected,
+    over_views,
+    predict,
+    result,
+    smooth,
+)
+
+Ablation = Literal["bms", "margin-in-labeled", "dynamic-alpha", "dls", "ls", "detach"]
+
+FORMS: dict[str, dict[str, Any]] = {
+    "released": {
+        "margin_shape": "ratio",
+        "pace_reset": "epoch",
+        "pace_update": "after",
+        "pace_forget": False,
+        "pace_empty": "zero",
+        "aux_threshold": 0.7,
+        "aux_reduction": "selected",
+        "aux_margin": False,
+        "smoothing_form": "c-1",
+    },
+    "paper": {
+        "margin_shape": "linear",
+        "pace_reset": "never",
+        "pace_update": "before",
+        "pace_forget": True,
+        "pace_empty": "one",
+        "aux_threshold": None,
+        "aux_reduction": "all",
+        "aux_margin": True,
+        "smoothing_form": "c",
+    },
+}
+
+
+class FineSSL(Method):
+    def __init__(
+        self,
+        task: Task,
+        *,
+        alpha: float = 8.0,
+        gamma: float = 3.0,
+        smoothing: float = 0.5,
+        pace_threshold: float = 0.7,
+        margin_shape: Literal["ratio", "linear"] = "ratio",
+        pace_reset: Literal["epoch", "never"] = "epoch",
+        pace_update: Literal["after", "before"] = "after",
+        pace_forget: bool = False,
+        pace_empty: Literal["zero", "one"] = "zero",
+        aux_threshold: float | None = 0.7,
+        aux_reduction: Literal["selected", "all"] = "selected",
+        aux_margin: bool = False,
+        smoothing_form: Literal["c-1", "c"] = "c-1",
+        min_weight: float = 0.0,
+        without: tuple[Ablation, ...] = (),
+    ) -> None:
+        super().__init__(task)
+        if unknown := set(without) - set(Ablation.__args__):  # type: ignore[attr-defined]
+            known = ", ".join(Ablation.__args__)  # type: ignore[attr-defined]
+            raise FinesslError(f"method option without = {', '.join(sorted(unknown))} should be among {known}.")
+        self.alpha = bounded("alpha", alpha, 0)
+        self.gamma = bounded("gamma", gamma, 0)
+        self.smoothing = 0.0 if "ls" in without else bounded("smoothing", smoothing, 0, 1)
+        self.pace_threshold = bounded("pace_threshold", pace_threshold, 0, 1)
+        self.margin_shape, self.smoothing_form = margin_shape, smoothing_form
+        self.pace_reset, self.pace_update = pace_reset, pace_update
+        self.pace_forget, self.pace_empty = pace_forget, pace_empty
+        self.aux_threshold = 0.0 if aux_threshold is None else bounded("aux_threshold", aux_threshold, 0, 1)
+        self.aux_reduction, self.aux_margin = aux_reduction, aux_margin
+        self.min_weight = bounded("min_weight", min_weight, 0, 1)
+        self.without = frozenset(without)
+        self.aux = None if "dls" in without else "attached" if "detach" in without else "detached"
+        self.pace = Pace(task.unlabeled, task.classes)
+
+    def before_step(self, step: int) -> None:
+        if self.pace_reset == "epoch" and step % self.task.epoch_steps == 0:
+            self.pace.reset()
+
+    def forward(self, outputs: Outputs, batch: Batch) -> Result:
+        x, weak, strong = outputs.labeled, needed(outputs.weak, "weak view"), needed(outputs.strong, "strong views")
+        p = predict(weak.logits)  # ŷ and σ: the main head, weak view, no margin
+        if self.pace_update == "before":
+            self.count(batch, p)
+        margin = None if "bms" in self.without else self.margins(p.confidence.dtype)
+        confidence = predict(needed(weak.aux, "auxiliary logits")).confidence if self.aux else p.confidence
+        weight = confidence * (confidence >= self.min_weight)
+        margin_labeled = None if "margin-in-labeled" in self.without else margin
+        labeled = cross_entropy(x.logits, batch.labels, margin_labeled).mean()
+        unlabeled = consistency(strong.logits, p.label, weight, margin)
+        loss = labeled + self.gamma * unlabeled
+        more = {} if margin is None else {"margin": margin.mean(), "margin_max": margin.max()}
+        if self.aux:
+            aux_labeled, aux_unlabeled = self.auxiliary(x, strong, batch.labels, p, margin)
+            loss = loss + aux_labeled + aux_unlabeled
+            more |= {
+                "loss_aux_labeled": aux_labeled,
+                "loss_aux_unlabeled": aux_unlabeled,
+                "confidence_aux": confidence.mean(),
+            }
+        if self.pace_update == "after":
+            self.count(batch, p)
+        return result(loss, labeled, unlabeled, p, weight, **more)
+
+    def count(self, batch: Batch, p: Prediction) -> None:
+        """Eq. 4: σ from the predictions of this batch."""
+        confident = p.confidence >= self.pace_threshold
+        self.pace.update(needed(batch.index, "index"), p.label, confident, forget=self.pace_forget)
+
+    def margins(self, dtype: torch.dtype) -> Tensor:
+        """m(k) = α_t Δ(k), [C] (eq. 5)."""
+        beta = self.pace.relative(dtype)
+        delta = (1 - beta) / (1 + beta) if self.margin_shape == "ratio" else 1 - beta
+        margin = self.alpha * delta
+        if "dynamic-alpha" not in self.without:
+            margin = margin * (beta.max() - beta.min())
+        empty = torch.full_like(margin, self.alpha if self.pace_empty == "one" else 0.0)
+        return torch.where(beta.max() > 0, margin, empty)
+
+    def auxiliary(
+        self, x: View, strong: View, labels: Tensor, p: Prediction, margin: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Decoupled label smoothing (eq. 6): the auxiliary head's losses on labeled and strong views."""
+        labeled = cross_entropy(needed(x.aux, "auxiliary logits"), labels).mean()
+        logits = needed(strong.aux, "auxiliary logits")
+        target = smooth(p.label, self.task.classes, self.smoothing, self.smoothing_form, p.confidence.dtype)
+        losses = cross_entropy(logits, over_views(target, logits), margin if self.aux_margin else None)
+        selected = over_views((p.confidence >= self.aux_threshold).to(losses.dtype), logits)
+        if self.aux_reduction == "selected":
+            return labeled, mean_of_selected(losses, selected)
+        return labeled, (losses * selected).mean()

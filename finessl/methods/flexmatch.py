@@ -1,0 +1,38 @@
+"""FlexMatch (Zhang et al., NeurIPS 2021, https://arxiv.org/abs/2110.08263): FixMatch with a threshold per class.
+
+    σ(k) = images whose last confident (max p ≥ τ) label was k,   β(k) = σ(k) / max σ,   τ(k) = τ · β(k) / (2 − β(k))
+    L = mean H(y, z_x) + λ_u · mean 1[max p ≥ τ(ŷ)] H(ŷ, z_s),   ŷ = argmax p
+
+Thresholds come from the steps before this one, and the memory is written after them. While nothing was selected they
+are 0: every image passes. Sources disagree on the maximum: USB's default lets the images that were never selected
+compete in it (`warmup` True, here too: β stays small until most images are selected); False is the plain maximum over
+the classes.
+"""
+
+from __future__ import annotations
+
+from finessl.methods.base import Batch, Method, Outputs, Result, Task, bounded, needed
+from finessl.methods.parts import Pace, consistency, cross_entropy, predict, result
+
+
+class FlexMatch(Method):
+    def __init__(
+        self, task: Task, *, threshold: float = 0.7, unlabeled_weight: float = 1.0, warmup: bool = True
+    ) -> None:
+        super().__init__(task)
+        self.threshold = bounded("threshold", threshold, 0, 1)
+        self.unlabeled_weight = bounded("unlabeled_weight", unlabeled_weight, 0)
+        self.warmup = warmup
+        self.pace = Pace(task.unlabeled, task.classes)
+
+    def forward(self, outputs: Outputs, batch: Batch) -> Result:
+        weak, strong = needed(outputs.weak, "weak view"), needed(outputs.strong, "strong views")
+        p = predict(weak.logits)
+        beta = self.pace.relative(p.confidence.dtype, count_unselected=self.warmup)
+        thresholds = self.threshold * beta / (2 - beta)
+        weight = (p.confidence >= thresholds[p.label]).to(p.confidence.dtype)
+        labeled = cross_entropy(outputs.labeled.logits, batch.labels).mean()
+        unlabeled = consistency(strong.logits, p.label, weight)
+        self.pace.update(needed(batch.index, "index"), p.label, p.confidence >= self.threshold)
+        loss = labeled + self.unlabeled_weight * unlabeled
+        return result(loss, labeled, unlabeled, p, weight, threshold=thresholds.mean())

@@ -1,0 +1,65 @@
+"""FreeMatch (Wang et al., ICLR 2023, https://arxiv.org/abs/2205.07246): thresholds that adapt themselves, and a loss
+that wants the strong views' labels as diverse as the weak views' probabilities.
+
+    τ ← m τ + (1−m) mean max p,   p̃ ← m p̃ + (1−m) mean p,   h̃ ← m h̃ + (1−m) hist(ŷ)      (all start at 1/C)
+    mask = 1[max p ≥ τ · p̃(ŷ) / max p̃]
+    A = norm(p̃ / h̃),   B = norm(p̄ / h̄) of the masked strong views,   L_f = Σ_k A_k log(B_k + 1e-12)
+    L = mean H(y, z_x) + λ_u · mean mask · H(ŷ, z_s) + λ_f · L_f
+
+Averages are updated before they are used; a class with h = 0 is left out of its norm; L_f = 0 when the mask is empty.
+Sources disagree on λ_f: every USB recipe has 0.001 (`entropy_weight`'s default), its argument default is 0.01.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from finessl.methods.base import Batch, Method, Outputs, Result, Task, bounded, needed
+from finessl.methods.parts import Average, consistency, cross_entropy, full, others, over_views, predict, result
+
+
+class FreeMatch(Method):
+    def __init__(
+        self, task: Task, *, momentum: float = 0.999, unlabeled_weight: float = 1.0, entropy_weight: float = 0.001
+    ) -> None:
+        super().__init__(task)
+        momentum, share = bounded("momentum", momentum, 0, 1), 1 / task.classes
+        self.unlabeled_weight = bounded("unlabeled_weight", unlabeled_weight, 0)
+        self.entropy_weight = bounded("entropy_weight", entropy_weight, 0)
+        self.threshold = Average(torch.full((), share), momentum)
+        self.distribution = Average(torch.full((task.classes,), share), momentum)
+        self.histogram = Average(torch.full((task.classes,), share), momentum)
+
+    def forward(self, outputs: Outputs, batch: Batch) -> Result:
+        weak, strong = needed(outputs.weak, "weak view"), needed(outputs.strong, "strong views")
+        p = predict(weak.logits)
+        threshold = self.threshold.update(p.confidence.mean())
+        distribution = self.distribution.update(p.probabilities.mean(0))
+        histogram = self.histogram.update((~others(p.label, self.task.classes)).to(p.confidence.dtype).mean(0))
+        thresholds = threshold * distribution / distribution.max()
+        weight = (p.confidence >= thresholds[p.label]).to(p.confidence.dtype)
+        labeled = cross_entropy(outputs.labeled.logits, batch.labels).mean()
+        unlabeled = consistency(strong.logits, p.label, weight)
+        fairness = diversity(strong.logits, over_views(weight, strong.logits), distribution, histogram)
+        loss = labeled + self.unlabeled_weight * unlabeled + self.entropy_weight * fairness
+        return result(loss, labeled, unlabeled, p, weight, loss_fairness=fairness, threshold=thresholds.mean())
+
+
+def diversity(strong: Tensor, mask: Tensor, distribution: Tensor, histogram: Tensor) -> Tensor:
+    """L_f. Sums stand for means, and counts for histograms: the norms take the factors out again."""
+    p = full(strong).softmax(-1)
+    chosen = ~others(p.argmax(-1), p.shape[-1])
+    some = mask.sum() > 0
+    wanted = normalised(distribution * inverse(histogram), torch.ones_like(some))
+    found = normalised((mask[:, None] * p).sum(0) * inverse((mask[:, None] * chosen).sum(0)), some)
+    return (wanted * (found + 1e-12).log()).sum() * some
+
+
+def inverse(x: Tensor) -> Tensor:
+    return torch.nan_to_num(1 / x, posinf=0.0)
+
+
+def normalised(x: Tensor, some: Tensor) -> Tensor:
+    """x / Σx; 0 where there is nothing to sum."""
+    return x / (x.sum() + ~some)

@@ -1,0 +1,17 @@
+"""GRIP, grow and refine iteratively pseudo-labels: of I iterations the i-th has ⌊i ⌊M/I⌋ / C⌋ per class, the last all
+that divide evenly; trained parameters are initialised again every time (see self_training.py)."""
+
+from __future__ import annotations
+
+from finessl.methods.base import Task
+from finessl.methods.self_training import Balance, SelfTraining
+
+
+class GRIP(SelfTraining):
+    def __init__(
+        self, task: Task, *, iterations: int = 10, warmup: float = 0.1, balance: Balance = "labeled/pseudo"
+    ) -> None:
+        super().__init__(task, iterations=iterations, warmup=warmup, balance=balance)
+
+    def shots(self, iteration: int) -> int:
+        return max(1, iteration * (self.task.unlabeled // self.iterations) // self.task.classes)

@@ -1,0 +1,164 @@
+"""The pieces methods share, each here once: predictions, cross-entropies with margin, the consistency loss, the class
+learning pace, moving averages. Every one computes in float32 at least (float64 stays), waits for no device, and costs
+O(batch · classes)."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from finessl.methods.base import Result
+
+
+def full(logits: Tensor) -> Tensor:
+    """Half-precision logits in float32; the others as they are."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+class Prediction(NamedTuple):
+    """What a view without gradient says: p [n, C], max p [n] and argmax p [n]."""
+
+    probabilities: Tensor
+    confidence: Tensor
+    label: Tensor
+
+
+def predict(logits: Tensor) -> Prediction:
+    probabilities = full(logits.detach()).softmax(-1)
+    confidence, label = probabilities.max(-1)
+    return Prediction(probabilities, confidence, label)
+
+
+def others(label: Tensor, classes: int) -> Tensor:
+    """[n, C], False at the label: the classes other than the target."""
+    return torch.arange(classes, device=label.device) != label[:, None]
+
+
+def smooth(
+    label: Tensor, classes: int, smoothing: float, form: Literal["c-1", "c"], dtype: torch.dtype | None = None
+) -> Tensor:
+    """Soft targets [n, C]: "c-1" puts 1 − λ on the label and λ/(C − 1) on each other class, "c" puts 1 − λ + λ/C and
+    λ/C."""
+    low = smoothing / (classes - 1) if form == "c-1" else smoothing / classes
+    high = 1 - smoothing if form == "c-1" else 1 - smoothing + smoothing / classes
+    other = others(label, classes).to(dtype or torch.get_default_dtype())
+    return low * other + high * (1 - other)
+
+
+def cross_entropy(logits: Tensor, target: Tensor, margin: Tensor | None = None) -> Tensor:
+    """[n] losses. `target` holds class ids [n] or soft targets [n, C]; with a `margin` [C], balanced margin softmax.
+
+    Eq. 3: H_m(y, z) = −log e^{z_y} / (e^{z_y} + Σ_{k≠y} e^{z_k + m_y}): the target's margin is added to the logits of
+    all classes other than the target. Linear in a soft target, as the cross-entropy is: H_m(q, z) = Σ_k q_k H_m(k, z).
+    """
+    logits = full(logits)
+    if target.ndim == 1:
+        if margin is not None:
+            logits = logits + margin[target][:, None] * others(target, logits.shape[-1])
+        return F.cross_entropy(logits, target, reduction="none")
+    losses = -logits.log_softmax(-1)
+    if margin is not None:  # with p = softmax(z), e^{H_m(k, z)} = (p_k + e^{m_k} (1 − p_k)) / p_k
+        losses = losses + torch.log1p(torch.expm1(margin) * (1 - logits.softmax(-1)))
+    return (target.to(logits.dtype) * losses).sum(-1)
+
+
+def over_views(values: Tensor, strong: Tensor) -> Tensor:
+    """What holds for the m images, repeated for each of the strong views (view-major)."""
+    return torch.cat([values] * (len(strong) // len(values)))
+
+
+def consistency(strong: Tensor, target: Tensor, weight: Tensor, margin: Tensor | None = None) -> Tensor:
+    """Mean over all images and views of weight · H_m(target, strong): images of weight 0 count in the mean."""
+    return (over_views(weight, strong) * cross_entropy(strong, over_views(target, strong), margin)).mean()
+
+
+def mean_of_selected(values: Tensor, selected: Tensor) -> Tensor:
+    """Mean of the values whose mask is 1; 0 when there are none."""
+    return (values * selected).sum() / selected.sum().clamp_min(1)
+
+
+def result(
+    loss: Tensor,
+    labeled: Tensor,
+    unlabeled: Tensor | None = None,
+    prediction: Prediction | None = None,
+    weight: Tensor | None = None,
+    **more: Tensor,
+) -> Result:
+    """A `Result` with the statistics all methods have, and `more`."""
+    statistics = {"loss_labeled": labeled}
+    if unlabeled is not None:
+        statistics["loss_unlabeled"] = unlabeled
+    if weight is not None:
+        statistics["used"] = (weight > 0).to(weight.dtype).mean()
+    if prediction is not None:
+        statistics["confidence"] = prediction.confidence.mean()
+    statistics = {name: value.detach() for name, value in (statistics | more).items()}
+    return Result(loss, statistics, None if prediction is None else prediction.label, weight)
+
+
+class Average(nn.Module):
+    """Exponential moving average v ← m·v + (1 − m)·x, from `start` or, with `from_first`, from the first x."""
+
+    value: Tensor
+    seen: Tensor
+
+    def __init__(self, start: Tensor, momentum: float, *, from_first: bool = False) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("value", start)
+        self.register_buffer("seen", torch.full((), 0.0 if from_first else 1.0))
+
+    def update(self, new: Tensor) -> Tensor:
+        keep = self.momentum * self.seen
+        self.value.mul_(keep).add_((1 - keep) * new)
+        self.seen.fill_(1.0)
+        return self.value.clone()  # what a loss or a statistic keeps must not move with the next step
+
+
+class Pace(nn.Module):
+    """Class learning pace (eq. 4): for each unlabeled image, the last pseudo-label it had with confidence (−1: none
+    yet), and how many images there are of each class. FlexMatch's memory of selected labels is the same thing."""
+
+    memory: Tensor
+    counts: Tensor
+
+    def __init__(self, unlabeled: int, classes: int) -> None:
+        super().__init__()
+        self.register_buffer("memory", torch.full((unlabeled,), -1))
+        self.register_buffer("counts", torch.zeros(classes, dtype=torch.int64))
+
+    def reset(self) -> None:
+        self.memory.fill_(-1)
+        self.counts.zero_()
+
+    def update(self, index: Tensor, label: Tensor, confident: Tensor, *, forget: bool = False) -> None:
+        """Write the confident labels of a batch to the memory, σ along with it. With `forget`, an image without
+        confidence loses the label it had. If an image occurs twice, its last writing occurrence holds. Everything is
+        an integer sum, so the order in which a device adds does not matter."""
+        writes = last_of_each(index, torch.ones_like(confident) if forget else confident)
+        old = self.memory[index]
+        new = (label + 1) * confident - 1  # −1 without confidence
+        self.memory.index_add_(0, index, writes * (new - old))
+        self.counts.index_add_(0, new.clamp_min(0), (writes & (new >= 0)).long())
+        self.counts.index_add_(0, old.clamp_min(0), -(writes & (old >= 0)).long())
+
+    def relative(self, dtype: torch.dtype, *, count_unselected: bool = False) -> Tensor:
+        """β(k) = σ(k) / max σ, all 0 while nothing is selected. `count_unselected` lets the images that were never
+        selected (FlexMatch's −1 bucket) take part in the maximum."""
+        most = self.counts.max().clamp_min(1)
+        if count_unselected:
+            most = torch.maximum(most, len(self.memory) - self.counts.sum())
+        return self.counts.to(dtype) / most
+
+
+def last_of_each(index: Tensor, marked: Tensor) -> Tensor:
+    """Of the marked entries with one index, True for the last only; False for the unmarked. A sort, O(n log n)."""
+    position = torch.arange(len(index), device=index.device)
+    order = ((2 * index + marked) * len(index) + position).argsort()  # by index, then marked, then position
+    ordered = index[order]
+    last = torch.cat([ordered[1:] != ordered[:-1], marked.new_ones(1)])
+    return torch.zeros_like(marked).scatter(0, order, last) & marked

@@ -1,0 +1,54 @@
+"""SoftMatch (Chen et al., ICLR 2023, https://arxiv.org/abs/2301.10921): a truncated Gaussian weight, no threshold.
+
+    p̄ ← m p̄ + (1−m) mean p (the first batch starts it),   p̃ ∝ p · (1/C + 1e-6) / (p̄ + 1e-6)        (uniform alignment)
+    μ ← m μ + (1−m) mean max p̃,   σ² ← m σ² + (1−m) var max p̃                                (start at 1/C and 1)
+    λ(p) = exp(−min(max p̃ − μ, 0)² / (2σ² / n²))
+    L = mean H(y, z_x) + λ_u · mean λ(p) H(argmax p, z_s)
+
+Averages are updated before they are used, the variance is the unbiased one. Alignment makes the weight only: the label
+is that of the raw p (USB's form); `align` False leaves it out.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from finessl.methods.base import Batch, Method, Outputs, Result, Task, bounded, needed
+from finessl.methods.parts import Average, consistency, cross_entropy, predict, result
+
+
+class SoftMatch(Method):
+    def __init__(
+        self,
+        task: Task,
+        *,
+        momentum: float = 0.999,
+        n_sigma: float = 2.0,
+        align: bool = True,
+        unlabeled_weight: float = 1.0,
+    ) -> None:
+        super().__init__(task)
+        momentum, share = bounded("momentum", momentum, 0, 1), 1 / task.classes
+        self.n_sigma = bounded("n_sigma", n_sigma, 0)
+        self.unlabeled_weight = bounded("unlabeled_weight", unlabeled_weight, 0)
+        self.align = align
+        self.distribution = Average(torch.full((task.classes,), share), momentum, from_first=True)
+        self.mean = Average(torch.full((), share), momentum)
+        self.variance = Average(torch.ones(()), momentum)
+
+    def forward(self, outputs: Outputs, batch: Batch) -> Result:
+        weak, strong = needed(outputs.weak, "weak view"), needed(outputs.strong, "strong views")
+        p = predict(weak.logits)
+        aligned = p.probabilities
+        if self.align:
+            aligned = aligned * (1 / self.task.classes + 1e-6) / (self.distribution.update(aligned.mean(0)) + 1e-6)
+            aligned = aligned / aligned.sum(-1, keepdim=True)
+        confidence = aligned.amax(-1)
+        mean = self.mean.update(confidence.mean())
+        variance = self.variance.update(confidence.var(correction=min(1, len(confidence) - 1)))
+        variance = variance.clamp_min(torch.finfo(variance.dtype).eps)  # all confidences equal for very long: not 0/0
+        weight = torch.exp(-((confidence - mean).clamp_max(0) ** 2) / (2 * variance / self.n_sigma**2))
+        labeled = cross_entropy(outputs.labeled.logits, batch.labels).mean()
+        unlabeled = consistency(strong.logits, p.label, weight)
+        loss = labeled + self.unlabeled_weight * unlabeled
+        return result(loss, labeled, unlabeled, p, weight, weight_mean=weight.mean(), mu=mean, sigma=variance.sqrt())

@@ -1,0 +1,187 @@
+"""Feature extractors by short alias or timm name, with what each expects of its images."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from finessl.errors import FinesslError
+from finessl.models.aliases import BACKBONES, Alias, alias_of
+from finessl.models.encoder import Encoder, PlainEncoder
+from finessl.models.vit import ViTEncoder, unsupported
+from finessl.models.weights import load_weights
+from finessl.models.wide_resnet import WideResNet
+from finessl.registry import nearest
+
+
+@dataclass
+class Backbone:
+    """A feature extractor and what it expects: encoder(normalised images [n, 3, S, S]) → features [n, dim]."""
+
+    encoder: Encoder
+    name: str
+    dim: int
+    image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str = "bicubic"
+    visual_proj: Tensor | None = None  # CLIP's [dim, text dim] projection to the text space, where the weights carry it
+
+
+def create_backbone(
+    name: str,
+    *,
+    weights: str | Path | None = None,
+    image_size: int | None = None,
+    pretrained: bool = True,
+    seed: int = 0,
+) -> Backbone:
+    """`name` is an alias or any timm model. Its weights come from the file `weights`, or from timm's hub, or with
+    `pretrained=False` from the seed (backbones "from scratch" always do, unless a file is given)."""
+    if image_size is not None and image_size < 1:
+        raise FinesslError(f"image size {image_size} should be at least 1.")
+    alias = alias_of(name)
+    with torch.random.fork_rng(devices=[]):  # timm draws initial values from the global generator
+        torch.default_generator.manual_seed(seed)
+        if name == "embedded":
+            return _embedded(image_size, weights)
+        if alias.timm is None:
+            return _from_scratch(name, image_size, weights)
+        return _from_timm(name, alias, weights, image_size, pretrained)
+
+
+def make_encoder(model: nn.Module) -> Encoder:
+    """`ViTEncoder` for transformers with standard blocks, which all strategies can tune; `PlainEncoder` for others."""
+    return PlainEncoder(model) if unsupported(model) else ViTEncoder(model)  # type: ignore[arg-type]
+
+
+def _from_timm(
+    name: str, alias: Alias, weights: str | Path | None, image_size: int | None, pretrained: bool
+) -> Backbone:
+    assert alias.timm is not None
+    config = _timm_config(alias.timm)
+    size = image_size or alias.image_size or config["input_size"][-1]
+    options: dict[str, Any] = {} if alias.classifier != "none" else {"num_classes": 0}
+    if config.get("fixed_input_size"):
+        options["img_size"] = size
+    download = pretrained and weights is None
+    if download:
+        _check_hub(name, config)
+    try:
+        model: Any = timm.create_model(alias.timm, pretrained=download, **options)
+    except Exception as error:  # the hub's clients (requests, httpx, urllib) raise unrelated types
+        if not download:
+            raise FinesslError(f"timm could not build {alias.timm!r} at {size} px: {error}") from error
+        raise FinesslError(_no_hub(name, str(error))) from error
+    _check_patches(model, size)
+    visual_proj = None
+    if alias.classifier == "projection":
+        visual_proj = model.head.weight.detach().T.contiguous() if download else None
+        model.reset_classifier(0)
+    if weights is not None:
+        visual_proj = load_weights(model, weights)
+    encoder = make_encoder(model)
+    with torch.inference_mode():
+        dim = encoder(torch.zeros(1, 3, size, size)).shape[-1]
+    return Backbone(
+        encoder, name, dim, size, tuple(config["mean"]), tuple(config["std"]), config["interpolation"], visual_proj
+    )
+
+
+def _timm_config(name: str) -> dict[str, Any]:
+    if name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
+        try:
+            unpublished: Any = timm.create_model(name, pretrained=False, num_classes=0)
+        except Exception as error:  # as in _from_timm
+            raise FinesslError(f"the description of {name!r} could not be loaded ({error}).") from error
+        return unpublished.pretrained_cfg
+    base, _, tag = name.partition(".")
+    if not timm.is_model(base):
+        known = [*BACKBONES, *timm.list_models()]
+        raise FinesslError(f"unknown backbone {name!r}{nearest(name, known) or ';'} see `finessl list backbones`.")
+    tags = [n.partition(".")[2] for n in timm.list_models(f"{base}.*", pretrained=True)]
+    if tag and tag not in tags:
+        raise FinesslError(f"timm has no weights {tag!r} for {base}; it has {', '.join(tags) or 'none'}.")
+    config = timm.get_pretrained_cfg(name)
+    assert config is not None
+    return config.to_dict()
+
+
+def _check_patches(model: nn.Module, size: int) -> None:
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if isinstance(patch, tuple) and size % patch[0]:
+        low = size // patch[0] * patch[0]
+        choice = f"{low} or {low + patch[0]}" if low else str(patch[0])
+        raise FinesslError(f"image size {size} is not a multiple of the patch size {patch[0]}; take {choice}.")
+
+
+def _no_hub(name: str, reason: str) -> str:
+    first = reason.strip().splitlines()[0] if reason.strip() else "no answer"
+    return (
+        f"the weights of {name!r} could not be downloaded ({first}). Without the hub, give a local file with "
+        "--weights FILE (safetensors or pt, with timm's or CLIP's key names), or try --backbone embedded."
+    )
+
+
+def _check_hub(name: str, config: dict[str, Any]) -> None:
+    """Fail at once rather than after a minute of retries when the hub's name does not resolve and nothing is cached."""
+    repository = config.get("hf_hub_id")
+    if not repository:
+        if not any(config.get(key) for key in ("url", "file", "state_dict")):
+            raise FinesslError(f"no published weights for {name!r}; give --weights FILE, or pretrained = false.")
+        return
+    if any(os.environ.get(v) for v in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HF_ENDPOINT")):
+        return
+    from huggingface_hub import try_to_load_from_cache
+
+    files = [config.get("hf_hub_filename") or "model.safetensors", "pytorch_model.bin"]
+    if any(isinstance(try_to_load_from_cache(repository, file), str) for file in files):
+        return
+    try:
+        socket.getaddrinfo("huggingface.co", 443)
+    except OSError as error:
+        raise FinesslError(_no_hub(name, f"huggingface.co: {error}")) from error
+
+
+def _from_scratch(name: str, image_size: int | None, weights: str | Path | None) -> Backbone:
+    size, half = image_size or 32, (0.5, 0.5, 0.5)
+    model: nn.Module
+    if name == "vit-small":  # the width and depth of ViT-S, with patches for 32 px
+        model = VisionTransformer(
+            img_size=size, patch_size=2, embed_dim=384, depth=12, num_heads=6, num_classes=0, global_pool="token"
+        )
+        _check_patches(model, size)
+        dim = 384
+    else:
+        model = WideResNet(width=int(name.rpartition("-")[2]))
+        dim = model.num_features
+    if weights is not None:
+        load_weights(model, weights)
+    return Backbone(make_encoder(model), name, dim, size, half, half, "bicubic")
+
+
+def _embedded(image_size: int | None, weights: str | Path | None) -> Backbone:
+    assets = resources.files("finessl") / "assets"
+    with (
+        resources.as_file(assets / "embedded.json") as config,
+        resources.as_file(assets / "embedded.safetensors") as file,
+    ):
+        if not config.is_file() or not file.is_file():
+            raise FinesslError("the files of the embedded backbone are missing; install finessl again.")
+        description = json.loads(config.read_text())
+        size = image_size or description["image_size"]
+        model = VisionTransformer(**{**description["vit"], "img_size": size, "num_classes": 0})
+        _check_patches(model, size)
+        load_weights(model, weights or file)
+    mean, std = tuple(description["mean"]), tuple(description["std"])
+    return Backbone(make_encoder(model), "embedded", model.num_features, size, mean, std)

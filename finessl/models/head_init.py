@@ -1,0 +1,164 @@
+"""Where the heads start: random, class means, a ridge probe, or the class names' text features."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from finessl.errors import FinesslError
+from finessl.models.aliases import BACKBONES, alias_of
+from finessl.models.backbones import Backbone
+from finessl.models.heads import LinearHead
+from finessl.models.network import Network
+from finessl.registry import nearest
+
+TEMPLATE = "a photo of a {}."
+INITS = {
+    "random": "random rows of length 1",
+    "class-mean": "the mean feature of each class's labeled images",
+    "probe": "ridge regression on the labeled features",
+    "text": "text features of the class names (CLIP, SigLIP)",
+}
+
+
+def start_heads(
+    network: Network,
+    init: str,
+    *,
+    backbone: Backbone,
+    classes: Sequence[str],
+    labeled: Callable[[], tuple[Tensor, Tensor]],
+    generator: torch.Generator | None = None,
+    template: str = TEMPLATE,
+    text_features: str | Path | None = None,
+) -> None:
+    """Start both heads of `network` as `init` says. `labeled` gives features [n, dim] and labels [n] of the labeled
+    images, when they are needed. `text_features`: a file to read instead of running the text tower."""
+    if init not in INITS:
+        raise FinesslError(f"unknown head start {init!r}{nearest(init, INITS) or ';'} known: {', '.join(INITS)}.")
+    if init == "random":
+        return
+    linear = isinstance(network.head, LinearHead)
+    if init != "text" or linear:
+        features, labels = (tensor.detach().cpu() for tensor in labeled())
+    if init == "text":
+        text = (
+            embed_names(backbone, classes, template)
+            if text_features is None
+            else read_text_features(text_features, classes)
+        )
+        weight = text_weights(text, backbone)
+    else:
+        weight = {"class-mean": class_mean, "probe": probe}[init](features, labels, len(classes), generator)
+    if linear:  # rows of length 1 on raw features: bring the logits to the cosine head's range
+        weight = weight / (0.07 * features.float().norm(dim=1).mean())
+    network.set_head(weight)
+
+
+def random_rows(classes: int, dim: int, generator: torch.Generator | None) -> Tensor:
+    return F.normalize(torch.empty(classes, dim).uniform_(-1, 1, generator=generator), dim=1)
+
+
+def class_mean(features: Tensor, labels: Tensor, classes: int, generator: torch.Generator | None = None) -> Tensor:
+    """[C, dim]: direction of the mean of each class's normalised features; random for a class without images."""
+    directions = F.normalize(features.float(), dim=1)
+    sums = torch.zeros(classes, features.shape[1]).index_add_(0, labels, directions)
+    present = torch.bincount(labels, minlength=classes)[:, None] > 0
+    return torch.where(present, F.normalize(sums, dim=1), random_rows(classes, features.shape[1], generator))
+
+
+def probe(
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    generator: torch.Generator | None = None,
+    *,
+    ridge: float = 0.1,
+) -> Tensor:
+    """[C, dim]: rows of the ridge regression from normalised features X to centred one-hot labels Y, made of length 1.
+    In its dual form, Xᵀ(XXᵀ + ridge·I)⁻¹Y, which is small when labels are few. A class without images is random."""
+    x = F.normalize(features.double(), dim=1)
+    y = F.one_hot(labels, classes).double() - 1 / classes
+    if len(x) <= x.shape[1]:
+        solution = x.T @ torch.linalg.solve(x @ x.T + ridge * torch.eye(len(x), dtype=x.dtype), y)
+    else:
+        solution = torch.linalg.solve(x.T @ x + ridge * torch.eye(x.shape[1], dtype=x.dtype), x.T @ y)
+    present = torch.bincount(labels, minlength=classes)[:, None] > 0
+    return torch.where(present, F.normalize(solution.T, dim=1).float(), random_rows(classes, x.shape[1], generator))
+
+
+def text_weights(text: Tensor, backbone: Backbone) -> Tensor:
+    """[C, dim] from text features [C, text dim]: through CLIP's projection, backwards (w = t·Pᵀ), rows of length 1.
+    f·w = (f·P)·t, so the head starts as CLIP's zero-shot classifier but for the norm of f·P."""
+    projection = backbone.visual_proj
+    if projection is None:
+        if text.shape[1] != backbone.dim:
+            raise FinesslError(
+                f"the text features have {text.shape[1]} numbers, {backbone.name}'s features {backbone.dim}, and its "
+                "weights carry no visual_proj that maps one to the other. Use weights that do, or another head start."
+            )
+        return F.normalize(text.float(), dim=1)
+    if text.shape[1] != projection.shape[1]:
+        raise FinesslError(
+            f"the text features have {text.shape[1]} numbers, but {backbone.name} projects to {projection.shape[1]}."
+        )
+    return F.normalize(text.float() @ projection.T.float(), dim=1)
+
+
+def embed_names(backbone: Backbone, classes: Sequence[str], template: str = TEMPLATE) -> Tensor:
+    """[C, text dim]: normalised text features of the class names, by open_clip's text tower."""
+    if "{}" not in template:
+        raise FinesslError(f"the prompt template {template!r} has no {{}} for the class name.")
+    alias = alias_of(backbone.name)
+    if alias.text is None:
+        able = ", ".join(name for name, entry in BACKBONES.items() if entry.text)
+        raise FinesslError(f"{backbone.name} has no text tower; --head-init text works with {able}.")
+    try:
+        import open_clip
+    except ImportError as error:
+        raise FinesslError("--head-init text needs open_clip: pip install 'finessl[text]'.") from error
+    name, tag = alias.text
+    try:
+        model: Any = open_clip.create_model(name, pretrained=tag)
+        tokenizer: Any = open_clip.get_tokenizer(name)
+    except Exception as error:  # the hub's clients raise unrelated types
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FinesslError(
+            f"the text tower {name} ({tag}) could not be loaded ({first}). Give its features in a file "
+            "(--text-features FILE.npy, one row per class), or another head start."
+        ) from error
+    names = [template.format(label.replace("_", " ")) for label in classes]
+    with torch.inference_mode():
+        rows = [model.eval().encode_text(tokenizer(names[i : i + 256])) for i in range(0, len(names), 256)]
+    return F.normalize(torch.cat(rows).float(), dim=1).clone()
+
+
+def read_text_features(path: str | Path, classes: Sequence[str]) -> Tensor:
+    """[C, text dim] from FILE.npy. With FILE.json beside it, {"classes": [...]}, rows are found by name; without, row
+    i belongs to class i."""
+    path = Path(path)
+    try:
+        rows = np.load(path, allow_pickle=False)
+        names = path.with_suffix(".json")
+        named = json.loads(names.read_text(encoding="utf-8"))["classes"] if names.is_file() else None
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        raise FinesslError(f"text features cannot be read from {path}: {error}.") from error
+    if rows.ndim != 2 or (named is not None and len(named) != len(rows)):
+        raise FinesslError(f"{path} should hold one row per class; its shape is {list(rows.shape)}.")
+    if named is None:
+        if len(rows) != len(classes):
+            raise FinesslError(f"{path} has {len(rows)} rows for {len(classes)} classes.")
+        return F.normalize(torch.from_numpy(rows).float(), dim=1)
+    place = {name.replace("_", " ").lower(): i for i, name in enumerate(named)}
+    wanted = [label.replace("_", " ").lower() for label in classes]
+    missing = [label for label in wanted if label not in place]
+    if missing:
+        raise FinesslError(f"{path} has no text features for {len(missing)} classes: {', '.join(missing[:5])}.")
+    return F.normalize(torch.from_numpy(rows[[place[label] for label in wanted]]).float(), dim=1)

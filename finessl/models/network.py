@@ -1,0 +1,131 @@
+"""A backbone with its main head and, where the method wants one, an auxiliary head."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from finessl.errors import FinesslError
+from finessl.methods.base import View
+from finessl.models.backbones import Backbone
+from finessl.models.heads import HEADS
+from finessl.registry import check_options
+
+
+class Network(nn.Module):
+    """Tune the backbone's encoder first (`tuning.apply`), then build this: what requires a gradient now is what trains.
+
+    The auxiliary head starts as a copy of the main one, with its own scale. "detached": its loss does not reach the
+    encoder; "attached": it does.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: int,
+        *,
+        head: str = "cosine",
+        head_options: Mapping[str, Any] | None = None,
+        aux: Literal["detached", "attached"] | None = "detached",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if classes < 2:
+            raise FinesslError(f"a classifier needs at least two classes, not {classes}.")
+        options = check_options("head", head, HEADS[head], head_options or {})
+        self.dim = backbone.dim
+        self.encoder = backbone.encoder
+        self.head = HEADS[head](backbone.dim, classes, **options)
+        self.head.reset(generator)
+        self.aux = copy.deepcopy(self.head) if aux else None
+        self.detach_aux = aux == "detached"
+        self._trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+        self._moving = list(self.encoder.moving_buffers())
+        self._initial: dict[str, Tensor] = {}
+        self._remember()
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.encoder(images)
+
+    def classify(self, features: Tensor) -> View:
+        """Both heads, in float32 at least: softmax over many classes needs more than half precision."""
+        if features.dtype in (torch.float16, torch.bfloat16):
+            features = features.float()
+        with torch.autocast(features.device.type, enabled=False):
+            logits = self.head(features)
+            if self.aux is None:
+                return View(logits, None)
+            return View(logits, self.aux(features.detach() if self.detach_aux else features))
+
+    def forward(self, images: Tensor) -> View:
+        return self.classify(self.features(images))
+
+    def set_head(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Start both heads from these weights (class means, a probe, text features)."""
+        for head in (self.head, self.aux):
+            if head is not None:
+                head.set(weight, bias)
+        self._remember()
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Name → parameter of all that trains at some time: what a checkpoint must hold, with `trained_buffers`."""
+        parameters = dict(self.named_parameters())
+        return {name: parameters[name] for name in self._trained}
+
+    def trained_buffers(self) -> dict[str, Tensor]:
+        """Name → running statistic that training moves (BatchNorm)."""
+        buffers = dict(self.encoder.named_buffers())
+        return {f"encoder.{name}": buffers[name] for name in self._moving}
+
+    def trained_tensors(self) -> dict[str, Tensor]:
+        """All that a checkpoint or an exported classifier holds."""
+        return {**self.trained(), **self.trained_buffers()}
+
+    @torch.no_grad()
+    def load_trained(self, tensors: Mapping[str, Tensor]) -> None:
+        """The reverse of `trained_tensors`; an error names what does not fit."""
+        mine = self.trained_tensors()
+        odd = [n for n in {**mine, **tensors} if n not in mine or n not in tensors or mine[n].shape != tensors[n].shape]
+        if odd:
+            raise FinesslError(f"these trained parameters belong to another model: {', '.join(odd[:5])} do not fit.")
+        for name, tensor in mine.items():
+            tensor.copy_(tensors[name])
+
+    @property
+    def random(self) -> bool:
+        """Does training draw random numbers inside the network (dropout)?"""
+        return any(isinstance(module, nn.Dropout) and module.p > 0 and module.training for module in self.modules())
+
+    def count(self) -> tuple[int, int]:
+        """Numbers that train, numbers in all."""
+        trained = sum(parameter.numel() for parameter in self.trained().values())
+        return trained, sum(parameter.numel() for parameter in self.parameters())
+
+    def parameter_groups(
+        self, *, lr: float, weight_decay: float, backbone_lr: float | None = None, head_lr: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Groups "backbone" and "heads" for the optimizer; one that has nothing to train is left out."""
+        sides: dict[str, list[nn.Parameter]] = {"backbone": [], "heads": []}
+        for name, parameter in self.trained().items():
+            sides["backbone" if name.startswith("encoder.") else "heads"].append(parameter)
+        rates = {"backbone": lr if backbone_lr is None else backbone_lr, "heads": lr if head_lr is None else head_lr}
+        return [
+            {"name": side, "params": parameters, "lr": rates[side], "weight_decay": weight_decay}
+            for side, parameters in sides.items()
+            if parameters
+        ]
+
+    def reset(self) -> None:
+        """Trained parameters and moving statistics as they were when the network was built (or its heads set)."""
+        with torch.no_grad():
+            for name, tensor in self.trained_tensors().items():
+                tensor.copy_(self._initial[name])
+
+    def _remember(self) -> None:
+        for name, tensor in {**self.trained(), **self.trained_buffers()}.items():
+            if not name.startswith("encoder.") or name not in self._initial:
+                self._initial[name] = tensor.detach().to("cpu", copy=True)

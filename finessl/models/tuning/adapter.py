@@ -1,0 +1,54 @@
+"""Adapters (Houlsby et al. 2019), one per block, in sequence after the MLP: y + s·Up(ReLU(Down(LN(y))))."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from finessl.models.encoder import Encoder
+from finessl.models.tuning.base import Tuning, last_blocks, like, normal, positive, transformer
+from finessl.models.vit import layer_norm
+
+
+class Bottleneck(nn.Module):
+    """Up is zero at the start: the block first computes what it did."""
+
+    def __init__(self, dim: int, down: Tensor, scale: float, learn_scale: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.down = nn.Linear(dim, len(down))
+        self.up = nn.Linear(len(down), dim)
+        self.scale = nn.Parameter(torch.tensor(scale)) if learn_scale else scale
+        with torch.no_grad():
+            self.down.weight.copy_(down)
+        for zero in (self.down.bias, self.up.weight, self.up.bias):
+            nn.init.zeros_(zero)
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y + self.scale * self.up(F.relu(self.down(layer_norm(self.norm, y))))
+
+
+class Adapter(Tuning):
+    """The scale 0.1 is the released code's, the original has none (scale = 1); `learn_scale` trains it."""
+
+    name = "adapter"
+
+    def __init__(
+        self, *, dim: int = 8, scale: float = 0.1, learn_scale: bool = False, layers: int | None = None
+    ) -> None:
+        positive(self.name, dim=dim)
+        self.dim = dim
+        self.scale = scale
+        self.learn_scale = learn_scale
+        self.layers = layers
+
+    def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
+        encoder = transformer(encoder, self.name)
+        width = encoder.model.embed_dim
+        for i, _ in last_blocks(encoder, self.layers, self.name):
+            # kaiming-normal with a = √5: gain √(2 / (1 + 5)) over √fan-in
+            down = normal((self.dim, width), 0, 1 / math.sqrt(3 * width), generator)
+            encoder.adapters[str(i)] = Bottleneck(width, down, self.scale, self.learn_scale).to(**like(encoder))

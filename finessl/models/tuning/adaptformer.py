@@ -1,0 +1,67 @@
+"""AdaptFormer (Chen et al. 2022): a bottleneck on the residual stream, parallel to norm and MLP:
+x + MLP(LN2(x)) + s·Up(Dropout(ReLU(Down(LN(x)))))."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from finessl.errors import FinesslError
+from finessl.models.encoder import Encoder
+from finessl.models.tuning.base import Tuning, last_blocks, like, positive, transformer, uniform
+from finessl.models.vit import layer_norm
+
+
+class Branch(nn.Module):
+    """s·Up(Dropout(ReLU(Down(LN(x))))); Up is zero at the start."""
+
+    def __init__(self, dim: int, down: Tensor, scale: float, norm: bool, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
+        self.down = nn.Linear(dim, len(down))
+        self.dropout = nn.Dropout(dropout)
+        self.up = nn.Linear(len(down), dim)
+        self.scale = scale
+        with torch.no_grad():
+            self.down.weight.copy_(down)
+        for zero in (self.down.bias, self.up.weight, self.up.bias):
+            nn.init.zeros_(zero)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.up(self.dropout(F.relu(self.down(layer_norm(self.norm, x)))))
+
+
+class AdaptFormer(Tuning):
+    """`norm`: "in" gives the branch a LayerNorm of its own, as the released code does; "none" is the original."""
+
+    name = "adaptformer"
+
+    def __init__(
+        self,
+        *,
+        dim: int = 64,
+        scale: float = 0.1,
+        norm: Literal["in", "none"] = "in",
+        dropout: float = 0.1,
+        layers: int | None = None,
+    ) -> None:
+        positive(self.name, dim=dim)
+        if not 0 <= dropout < 1:
+            raise FinesslError(f"{self.name}: dropout = {dropout} should be at least 0 and less than 1.")
+        self.dim = dim
+        self.scale = scale
+        self.norm = norm
+        self.dropout = dropout
+        self.layers = layers
+
+    def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
+        encoder = transformer(encoder, self.name)
+        width = encoder.model.embed_dim
+        for i, _ in last_blocks(encoder, self.layers, self.name):
+            down = uniform((self.dim, width), 1 / math.sqrt(width), generator)
+            branch = Branch(width, down, self.scale, self.norm == "in", self.dropout)
+            encoder.branches[str(i)] = branch.to(**like(encoder))

@@ -1,0 +1,119 @@
+"""What a tuning strategy is: it decides which numbers of a backbone train, and may insert some of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from finessl.errors import FinesslError
+from finessl.models.encoder import Encoder
+from finessl.models.vit import ViTEncoder, unsupported
+
+
+class Tuning:
+    """Options are keyword-only arguments of __init__; a strategy writes `insert`."""
+
+    name: str
+    unchanged: bool = True  # does the encoder compute the same function right after `apply`?
+    mergeable: bool = False  # can what was tuned become plain weights?
+
+    def apply(self, encoder: Encoder, generator: torch.Generator | None = None) -> None:
+        """Freeze the encoder, then insert or unfreeze what trains. Initial values come from the CPU `generator`."""
+        encoder.requires_grad_(False)
+        encoder.live = []
+        self.insert(encoder, generator)
+        encoder.train(encoder.training)
+
+    def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
+        raise NotImplementedError
+
+    def before_step(self, step: int, steps: int) -> None:
+        """Called before each step; for strategies that change while training."""
+
+    def merge(self, encoder: Encoder) -> None:
+        """Fold what was inserted into the plain weights: the same outputs from an ordinary timm model."""
+        if not self.mergeable:
+            raise FinesslError(
+                f"{self.name} is not a change of weights and cannot be merged; lora, ssf, bitfit, norm and full can."
+            )
+        for parent in list(encoder.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, Wrapper) and not isinstance(parent, Wrapper):
+                    setattr(parent, name, child.fold(encoder.model))
+
+
+class Wrapper(nn.Module):
+    """A layer with a change: stands where `base` stood. Callable with the output rows that are wanted (vit.project)."""
+
+    base: nn.Module
+
+    def forward(self, x: Tensor, rows: slice = slice(None)) -> Tensor:
+        raise NotImplementedError
+
+    def fold(self, model: nn.Module) -> nn.Module:
+        """The plain layer that computes the same within `model`."""
+        raise NotImplementedError
+
+    def plain(self, model: nn.Module) -> Any:
+        """`base` with the changes of inner wrappers folded in."""
+        return self.base.fold(model) if isinstance(self.base, Wrapper) else self.base
+
+
+class Composed(Tuning):
+    """Several strategies at once, in the order given."""
+
+    def __init__(self, parts: list[Tuning]) -> None:
+        self.parts = parts
+        self.name = "+".join(part.name for part in parts)
+        self.unchanged = all(part.unchanged for part in parts)
+        self.mergeable = all(part.mergeable for part in parts)
+
+    def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
+        for part in self.parts:
+            part.insert(encoder, generator)
+
+    def before_step(self, step: int, steps: int) -> None:
+        for part in self.parts:
+            part.before_step(step, steps)
+
+
+def transformer(encoder: Encoder, strategy: str) -> ViTEncoder:
+    """`encoder` when the strategy can work inside its blocks; otherwise a FinesslError that names what can."""
+    if isinstance(encoder, ViTEncoder):
+        return encoder
+    reason = unsupported(encoder.model) or "it has no transformer blocks"
+    convolutional = any(isinstance(m, nn.BatchNorm2d) for m in encoder.modules())
+    others = "bn, bitfit, ssf, linear, full or lp-ft" if convolutional else "bitfit, norm, linear, full or lp-ft"
+    raise FinesslError(f"{strategy} needs a timm vision transformer with standard blocks: {reason}. Try {others}.")
+
+
+def last_blocks(encoder: ViTEncoder, layers: int | None, strategy: str) -> Iterator[tuple[int, Any]]:
+    """(number, block) of the last `layers` blocks, all when None."""
+    count = encoder.depth if layers is None else layers
+    if not 1 <= count <= encoder.depth:
+        raise FinesslError(f"{strategy}: layers = {layers} should be between 1 and {encoder.depth}.")
+    return ((i, encoder.model.blocks[i]) for i in range(encoder.depth - count, encoder.depth))
+
+
+def positive(strategy: str, **options: int) -> None:
+    for option, value in options.items():
+        if value < 1:
+            raise FinesslError(f"{strategy}: {option} = {value} should be at least 1.")
+
+
+def like(encoder: nn.Module) -> dict[str, Any]:
+    """Device and dtype for new parameters: the encoder's device, in float32 at least."""
+    first = next(encoder.parameters())
+    return {"device": first.device, "dtype": torch.promote_types(first.dtype, torch.float32)}
+
+
+def uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator | None) -> Tensor:
+    """Drawn on the CPU in float32, so that a seed means the same on every device."""
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
+def normal(shape: tuple[int, ...], mean: float, deviation: float, generator: torch.Generator | None) -> Tensor:
+    return torch.empty(shape).normal_(mean, deviation, generator=generator)

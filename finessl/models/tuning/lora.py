@@ -1,0 +1,72 @@
+"""LoRA (Hu et al. 2022) on the query and value matrices: W + (α/r)·(A·B)ᵀ, B zero at the start."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from finessl.models.encoder import Encoder
+from finessl.models.tuning.base import Tuning, Wrapper, last_blocks, like, positive, transformer, uniform
+from finessl.models.vit import project
+
+
+class LowRank(Wrapper):
+    """A qkv layer plus its low-rank change. down [in, 2r]: A of the query, then A of the value; up_q, up_v: their B."""
+
+    def __init__(self, base: nn.Module, down: Tensor, width: int, scale: float) -> None:
+        super().__init__()
+        self.base = base
+        self.scale = scale
+        self.down = nn.Parameter(down)
+        rank = down.shape[1] // 2
+        self.up_q = nn.Parameter(down.new_zeros(rank, width))
+        self.up_v = nn.Parameter(down.new_zeros(rank, width))
+
+    def up(self) -> Tensor:
+        """[2r, 3·width]: one product adds to query and value, and nothing to the key."""
+        rank, width = self.up_q.shape
+        return F.pad(self.up_q, (0, 2 * width, 0, rank)) + F.pad(self.up_v, (2 * width, 0, rank, 0))
+
+    def forward(self, x: Tensor, rows: slice = slice(None)) -> Tensor:
+        y = project(self.base, x, rows)
+        return y + (x @ (self.scale * self.down).to(y.dtype)) @ self.up()[:, rows].to(y.dtype)
+
+    @torch.no_grad()
+    def fold(self, model: nn.Module) -> nn.Module:
+        linear = self.plain(model)
+        linear.weight += (self.scale * self.down @ self.up()).T.to(linear.weight.dtype)
+        return linear
+
+
+class LoRA(Tuning):
+    """`init`: "released" draws A from ±1/√rank, as the authors' code comes to do; "original" from ±1/√dim."""
+
+    name = "lora"
+    mergeable = True
+
+    def __init__(
+        self,
+        *,
+        rank: int = 16,
+        alpha: float = 1.0,
+        init: Literal["released", "original"] = "released",
+        layers: int | None = None,
+    ) -> None:
+        positive(self.name, rank=rank)
+        self.rank = rank
+        self.scale = alpha / rank
+        self.init = init
+        self.layers = layers
+
+    def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
+        encoder = transformer(encoder, self.name)
+        dim = encoder.model.embed_dim
+        bound = 1 / math.sqrt(self.rank if self.init == "released" else dim)
+        for _, block in last_blocks(encoder, self.layers, self.name):
+            down = uniform((dim, 2 * self.rank), bound, generator).to(**like(encoder))
+            width = block.attn.num_heads * block.attn.head_dim
+            block.attn.qkv = LowRank(block.attn.qkv, down, width, self.scale)

@@ -1,0 +1,113 @@
+"""SSF (Lian et al. 2022): scale and shift the features after an operation, y = γ⊙x + β; γ ~ N(1, 0.02), β ~ N(0, 0.02).
+
+Positions "released": after qkv, attention projection, fc1 and fc2, as in the authors' code. "all" adds SSF's other
+places: after the patch projection, both norms of each block, and the final norm. On a convolutional network there is
+one, on the output features.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from finessl.errors import FinesslError
+from finessl.models.encoder import Encoder, PlainEncoder
+from finessl.models.tuning.base import Tuning, Wrapper, like, normal, transformer
+from finessl.models.vit import ViTEncoder, layer_norm, project
+
+
+class ScaleShifted(Wrapper):
+    """`base` (a linear layer, a convolution or a norm), then the scale and shift of its output channels."""
+
+    def __init__(self, base: nn.Module, scale: Tensor, shift: Tensor) -> None:
+        super().__init__()
+        self.base = base
+        self.scale = nn.Parameter(scale)
+        self.shift = nn.Parameter(shift)
+
+    def forward(self, x: Tensor, rows: slice = slice(None)) -> Tensor:
+        base = self.base
+        if isinstance(base, nn.LayerNorm):
+            y = layer_norm(base, x)
+        else:
+            y = base(x) if rows == slice(None) else project(base, x, rows)
+        scale, shift = self.scale[rows].to(y.dtype), self.shift[rows].to(y.dtype)
+        if isinstance(base, nn.Conv2d):
+            scale, shift = scale[:, None, None], shift[:, None, None]
+        return y * scale + shift
+
+    @torch.no_grad()
+    def fold(self, model: Any) -> nn.Module:
+        """γ⊙(Wx + b) + β = (γ⊙W)x + (γ⊙b + β), for a norm's weight too."""
+        base = plain = self.plain(model)
+        if isinstance(base, nn.Identity):
+            base = _pool_projection(model)
+            if base is None:
+                raise FinesslError("ssf on pooled features has no weights before it to be merged into.")
+        base.weight *= self.scale.reshape(-1, *[1] * (base.weight.ndim - 1))
+        if base.bias is not None:
+            base.bias.copy_(base.bias * self.scale + self.shift)
+        elif isinstance(base, nn.Conv2d) and model.pos_embed is not None:
+            # CLIP's patch projection has no bias: the shift goes to the patches' position embeddings
+            model.pos_embed[:, 0 if model.no_embed_class else model.num_prefix_tokens :] += self.shift
+        else:
+            base.bias = nn.Parameter(self.shift.to(base.weight.dtype), requires_grad=False)
+        return plain
+
+
+class ScaleShift(Tuning):
+    name = "ssf"
+    unchanged = False
+    mergeable = True
+
+    def __init__(self, *, positions: Literal["released", "all"] = "released", deviation: float = 0.02) -> None:
+        if deviation < 0:
+            raise FinesslError(f"{self.name}: deviation = {deviation} should not be negative.")
+        self.positions = positions
+        self.deviation = deviation
+
+    def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
+        if isinstance(encoder, PlainEncoder) and any(isinstance(m, nn.BatchNorm2d) for m in encoder.modules()):
+            encoder.output = self._wrap(nn.Identity(), self._features(encoder), encoder, generator)
+            return
+        for parent, name in self._places(transformer(encoder, self.name)):
+            base = getattr(parent, name)
+            setattr(parent, name, self._wrap(base, _channels(base), encoder, generator))
+
+    def _wrap(self, base: nn.Module, size: int, encoder: Encoder, generator: torch.Generator | None) -> ScaleShifted:
+        scale = normal((size,), 1, self.deviation, generator).to(**like(encoder))
+        return ScaleShifted(base, scale, normal((size,), 0, self.deviation, generator).to(**like(encoder)))
+
+    @staticmethod
+    def _features(encoder: PlainEncoder) -> int:
+        """The pooling's projection (CLIP's ResNets) or the last stage gives the number of features."""
+        projection = _pool_projection(encoder.model)
+        return int(encoder.model.num_features if projection is None else projection.out_features)  # type: ignore[arg-type]
+
+    def _places(self, encoder: ViTEncoder) -> list[tuple[Any, str]]:
+        model = encoder.model
+        places: list[tuple[Any, str]] = []
+        for block in model.blocks:
+            if not hasattr(block.mlp, "fc1") or not hasattr(block.mlp, "fc2"):
+                raise FinesslError(f"ssf finds no fc1 and fc2 in an MLP of type {type(block.mlp).__name__}; try lora.")
+            places += [(block.attn, "qkv"), (block.attn, "proj"), (block.mlp, "fc1"), (block.mlp, "fc2")]
+            if self.positions == "all":
+                places += [(block, "norm1"), (block, "norm2")]
+        if self.positions == "all":
+            if not isinstance(getattr(model.patch_embed, "proj", None), nn.Conv2d):
+                raise FinesslError("ssf: positions = all needs a patch embedding that is one convolution.")
+            places.append((model.patch_embed, "proj"))
+            places += [(model, name) for name in ("norm", "fc_norm") if isinstance(getattr(model, name), nn.LayerNorm)]
+        return places
+
+
+def _channels(base: Any) -> int:
+    return _channels(base.base) if isinstance(base, Wrapper) else len(base.weight)
+
+
+def _pool_projection(model: Any) -> nn.Linear | None:
+    """The last layer of CLIP's ResNets, within their attention pooling."""
+    projection = getattr(getattr(model, "head", None), "proj", None)
+    return projection if isinstance(projection, nn.Linear) else None

@@ -1,0 +1,57 @@
+"""Visual prompt tuning (Jia et al. 2022): learned tokens beside those of the image.
+
+Deep: new prompts at every layer, as key/value prefixes (see models/vit.py). Shallow: prompts at the first layer only,
+which then go through the blocks like any other token.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from finessl.errors import FinesslError
+from finessl.models.encoder import Encoder
+from finessl.models.tuning.base import Tuning, last_blocks, like, positive, transformer, uniform
+from finessl.models.vit import ViTEncoder
+
+
+def initial_bound(encoder: ViTEncoder) -> float:
+    """√(6 / (3p² + d)) for patches of p×p pixels and width d: 0.0625 for ViT-B/16."""
+    height, width = encoder.model.patch_embed.patch_size
+    return math.sqrt(6 / (3 * height * width + encoder.model.embed_dim))
+
+
+class DeepPrompts(Tuning):
+    name = "vpt-deep"
+    unchanged = False
+
+    def __init__(self, *, length: int = 50, layers: int | None = None) -> None:
+        positive(self.name, length=length)
+        self.length = length
+        self.layers = layers
+
+    def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
+        encoder = transformer(encoder, self.name)
+        if encoder.prompts is not None or encoder.tokens is not None:
+            raise FinesslError(f"{self.name}: the backbone has prompts already.")
+        layers = len(list(last_blocks(encoder, self.layers, self.name)))
+        values = uniform((layers, self.length, encoder.model.embed_dim), initial_bound(encoder), generator)
+        encoder.prompts = nn.Parameter(values.to(**like(encoder)))
+
+
+class ShallowPrompts(Tuning):
+    name = "vpt-shallow"
+    unchanged = False
+
+    def __init__(self, *, length: int = 50) -> None:
+        positive(self.name, length=length)
+        self.length = length
+
+    def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
+        encoder = transformer(encoder, self.name)
+        if encoder.prompts is not None or encoder.tokens is not None:
+            raise FinesslError(f"{self.name}: the backbone has prompts already.")
+        values = uniform((self.length, encoder.model.embed_dim), initial_bound(encoder), generator)
+        encoder.tokens = nn.Parameter(values.to(**like(encoder)))

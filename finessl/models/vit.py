@@ -1,0 +1,149 @@
+"""Vision transformers with places for what is tuned: the one copy of timm's block forward.
+
+Deep prompts enter as key/value prefixes. Their outputs are thrown away at the next layer, so they need no query, no
+MLP and no residual, and as they do not depend on the image their keys and values are computed once per forward. With
+class-token pooling, the last block computes query, projection and MLP for the class token alone. Both give exactly the
+outputs and gradients of the plain form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.layers import LayerNorm
+from timm.models.vision_transformer import Attention, Block, VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from finessl.errors import FinesslError
+from finessl.models.encoder import Encoder
+
+
+def unsupported(model: nn.Module) -> str | None:
+    """Why `ViTEncoder` cannot run `model`, or None."""
+    kind = type(model).__name__
+    if not isinstance(model, VisionTransformer):
+        return f"{kind} is not a timm VisionTransformer"
+    for method in ("forward_features", "pool", "forward_head"):
+        if getattr(type(model), method) is not getattr(VisionTransformer, method):
+            return f"{kind} has its own {method}()"
+    if model.global_pool == "":
+        return f"{kind} was made without pooling"
+    blocks: Any = model.blocks
+    for block in blocks:
+        if type(block).forward is not Block.forward:
+            return f"{kind} has blocks of type {type(block).__name__}"
+        if type(block.attn).forward is not Attention.forward:
+            return f"{kind} has attention of type {type(block.attn).__name__}"
+    return None
+
+
+def layer_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    """Norm in the activations' dtype. PyTorch's kernels sum in float32 anyway, so autocast's float32 copies of input
+    and output would cost memory for nothing."""
+    if type(norm).forward not in (nn.LayerNorm.forward, LayerNorm.forward):
+        return norm(x).to(x.dtype)
+    assert isinstance(norm, nn.LayerNorm)
+    weight = None if norm.weight is None else norm.weight.to(x.dtype)
+    bias = None if norm.bias is None else norm.bias.to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
+
+
+def project(linear: nn.Module, x: Tensor, rows: slice) -> Tensor:
+    """The outputs `rows` of a linear layer, or of one that a strategy has wrapped (see tuning/)."""
+    if isinstance(linear, nn.Linear):
+        return F.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
+    return linear(x, rows)
+
+
+class ViTEncoder(Encoder):
+    """images [n, 3, S, S] → features [n, dim] through a timm VisionTransformer, `model`.
+
+    Places for what is tuned (all empty at first):
+      prompts    [layers, length, dim]: deep prompts, for the last `layers` blocks
+      tokens     [length, dim]: shallow prompts, appended to the tokens of the first block and carried along
+      branches   block number → module on the residual stream, parallel to norm2 and MLP
+      adapters   block number → module on the MLP's output, before it is added to the stream
+    """
+
+    model: Any  # a VisionTransformer; its attributes have no types
+    prompts: nn.Parameter | None
+    tokens: nn.Parameter | None
+
+    def __init__(self, model: VisionTransformer) -> None:
+        reason = unsupported(model)
+        if reason:
+            raise FinesslError(f"{reason}; prompts, adapters and LoRA need standard timm transformer blocks.")
+        super().__init__(model)
+        self.register_parameter("prompts", None)
+        self.register_parameter("tokens", None)
+        self.branches = nn.ModuleDict()
+        self.adapters = nn.ModuleDict()
+        self.checkpointing = False  # recompute the blocks in the backward pass: less memory, more time
+
+    @property
+    def depth(self) -> int:
+        return len(self.model.blocks)
+
+    def forward(self, images: Tensor) -> Tensor:
+        model = self.model
+        x = model.patch_embed(images)
+        x = model._pos_embed(x).to(x.dtype)  # under autocast the residual stream keeps the compute dtype
+        x = layer_norm(model.norm_pre, model.patch_drop(x))
+        if self.tokens is not None:
+            x = torch.cat([x, self.tokens.to(x.dtype).expand(len(x), -1, -1)], dim=1)
+        prompts: list[Tensor | None] = [None] * self.depth
+        if self.prompts is not None:
+            prompts[self.depth - len(self.prompts) :] = self.prompts.to(x.dtype).unbind()
+        class_only = model.global_pool == "token"
+        for i, prompt in enumerate(prompts):
+            last = class_only and i == self.depth - 1
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(self.block, i, x, prompt, last, use_reentrant=False)
+            else:
+                x = self.block(i, x, prompt, last)
+        if self.tokens is not None and not class_only:
+            x = x[:, : -len(self.tokens)]
+        return model.forward_head(layer_norm(model.norm, x), pre_logits=True)
+
+    def block(self, i: int, x: Tensor, prompts: Tensor | None, class_only: bool) -> Tensor:
+        """Block i of the model on the residual stream x [n, tokens, dim]; [n, 1, dim] when `class_only`."""
+        block = self.model.blocks[i]
+        attended = self.attend(block, x, prompts, class_only)
+        x = x[:, :1] if class_only else x
+        x = x + block.drop_path1(block.ls1(attended)).to(x.dtype)
+        y = block.ls2(block.mlp(layer_norm(block.norm2, x)))
+        if str(i) in self.adapters:
+            y = self.adapters[str(i)](y)
+        y = block.drop_path2(y).to(x.dtype)
+        if str(i) in self.branches:
+            y = y + self.branches[str(i)](x).to(x.dtype)
+        return x + y
+
+    @staticmethod
+    def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> Tensor:
+        attn, width = block.attn, block.attn.num_heads * block.attn.head_dim
+        heads = (attn.num_heads, attn.head_dim)
+        x = layer_norm(block.norm1, x)
+        queries = x[:, :1] if class_only else x
+        if class_only:
+            q = project(attn.qkv, queries, slice(0, width)).unflatten(-1, heads)
+            kv = project(attn.qkv, x, slice(width, None)).unflatten(-1, (2, *heads))
+        else:
+            q, kv = attn.qkv(x).unflatten(-1, (3, *heads)).split([1, 2], dim=2)
+            q = q.squeeze(2)
+        if prompts is not None:
+            prefix = project(attn.qkv, layer_norm(block.norm1, prompts), slice(width, None)).unflatten(-1, (2, *heads))
+            kv = torch.cat([kv, prefix.expand(len(x), -1, -1, -1, -1)], dim=1)
+        k, v = kv.unbind(2)
+        q, k, v = attn.q_norm(q).to(v.dtype), attn.k_norm(k).to(v.dtype), v
+        dropout = attn.attn_drop.p if attn.training else 0.0
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), dropout_p=dropout)
+        y = attn.norm(y.transpose(1, 2).flatten(2))
+        gate = getattr(attn, "gate", None)
+        if gate is not None:
+            y = y * gate(queries).sigmoid()
+        return attn.proj_drop(attn.proj(y))

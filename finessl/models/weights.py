@@ -1,0 +1,146 @@
+"""Pretrained weights from a local file: safetensors or PyTorch, with timm's key names or with those of OpenAI CLIP,
+open_clip or Hugging Face's CLIP."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from finessl.errors import FinesslError
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors, .pt/.pth/.bin or TorchScript file. Nothing in the file is run."""
+    path = Path(path)
+    if not path.is_file():
+        raise FinesslError(f"no weights file at {path}.")
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise FinesslError(f"{path} is not a complete safetensors file ({error}).") from error
+    try:
+        content = _read_torchscript(path) or torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
+        first = str(error).splitlines()[0] if str(error) else "the file is cut short"
+        raise FinesslError(
+            f"{path} cannot be read as weights ({first}). Give a safetensors file, or a PyTorch file that holds "
+            "nothing but tensors."
+        ) from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
+    if not tensors:
+        raise FinesslError(f"{path} holds no named tensors.")
+    return tensors
+
+
+def _read_torchscript(path: Path) -> dict[str, Tensor] | None:
+    """The tensors of a TorchScript archive, the form in which OpenAI publishes CLIP; None for other files."""
+    if not zipfile.is_zipfile(path):
+        return None
+    with zipfile.ZipFile(path) as archive:
+        if not any(name.endswith("/constants.pkl") for name in archive.namelist()):
+            return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PyTorch would have new files in another format
+        return torch.jit.load(str(path), map_location="cpu").state_dict()
+
+
+def take_projection(weights: dict[str, Tensor]) -> Tensor | None:
+    """CLIP's map from features to the text space [dim, text dim], taken out of `weights` under any of its names."""
+    for key, transposed in (
+        ("visual_proj", False),
+        ("visual.proj", False),
+        ("visual_projection.weight", True),
+        ("visual.head.proj.weight", True),
+    ):
+        if key in weights:
+            projection = weights.pop(key).float()
+            return projection.T.contiguous() if transposed else projection
+    return None
+
+
+def from_hugging_face_clip(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`vision_model.…` keys to timm's. The three attention matrices become one."""
+    swaps = [
+        ("embeddings.patch_embedding", "patch_embed.proj"),
+        ("embeddings.position_embedding.weight", "pos_embed"),
+        ("embeddings.class_embedding", "cls_token"),
+        ("pre_layrnorm", "norm_pre"),  # the misspelling is Hugging Face's
+        ("post_layernorm", "norm"),
+        ("encoder.layers.", "blocks."),
+        ("layer_norm", "norm"),
+        ("self_attn.out_proj", "attn.proj"),
+    ]
+    converted: dict[str, Tensor] = {}
+    for key, value in weights.items():
+        if not key.startswith("vision_model.") or key.endswith("position_ids"):
+            continue
+        key = key.removeprefix("vision_model.")
+        for theirs, ours in swaps:
+            key = key.replace(theirs, ours)
+        if key == "cls_token":
+            value = value[None, None]
+        elif key == "pos_embed":
+            value = value[None]
+        converted[key] = value
+    for key in [k for k in converted if ".self_attn.q_proj." in k]:
+        parts = [converted.pop(key.replace(".q_proj.", f".{p}_proj."), None) for p in "qkv"]
+        if all(part is not None for part in parts):
+            converted[key.replace("self_attn.q_proj", "attn.qkv")] = torch.cat([p for p in parts if p is not None])
+    return converted
+
+
+def load_weights(model: nn.Module, path: str | Path) -> Tensor | None:
+    """Fill `model` from a file and return CLIP's `visual_proj` where the file has it. Position embeddings of another
+    grid are resampled, the file's classifier is passed over; anything else that does not fit is an error."""
+    weights = {k.removeprefix("module."): v for k, v in read_weights(path).items()}
+    if any(f"{key}.scale" in weights for key in weights):
+        raise FinesslError(f"{path} holds int8 weights with scales; unpack it to floats first.")
+    projection = take_projection(weights)
+    if any(key.startswith("vision_model.") for key in weights):
+        weights = from_hugging_face_clip(weights)
+    wanted = model.state_dict()
+    convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if convert is not None:
+        try:
+            weights = convert(weights, model)
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise FinesslError(f"{path} does not fit {type(model).__name__}: {error}") from error
+    classifier = {k for k in weights if re.match(r"(head|fc|classifier|head_dist)\.", k) and k not in wanted}
+    given = {k: v for k, v in weights.items() if k not in classifier}
+    missing = [k for k in wanted if k not in given and not k.endswith("num_batches_tracked")]
+    unexpected = [k for k in given if k not in wanted]
+    shapes = [
+        f"{k} is {list(given[k].shape)} in the file, {list(v.shape)} in the model"
+        for k, v in wanted.items()
+        if k in given and given[k].shape != v.shape
+    ]
+    faults = [
+        f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        for what, names in (
+            ("missing in the file", missing),
+            ("unknown to the model", unexpected),
+            ("of another shape", shapes),
+        )
+        if names
+    ]
+    if faults:
+        raise FinesslError(
+            f"{path} does not fit the model, {len(wanted)} tensors: {'; '.join(faults)}. "
+            "Check that the backbone is the one that these weights belong to."
+        )
+    model.load_state_dict(given, strict=False)
+    return projection

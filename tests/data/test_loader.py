@@ -1,0 +1,106 @@
+"""The views of a step: the right images with the right labels, the same whatever the number of processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from finessl.data.augment import STRONG, WEAK
+from finessl.data.loader import Loader, Views
+from finessl.data.store import PixelStore
+from finessl.training.distributed import Processes
+
+CPU = torch.device("cpu")
+
+
+def loader(
+    weak: str | None = "no_grad", strong_views: int = 2, processes: Processes | None = None, **more: object
+) -> Loader:
+    """Image i is plain grey of level 4·i, so that any (undistorted) view tells which image it shows."""
+    levels = (4 * np.arange(40, dtype=np.uint8))[:, None, None, None]
+    store = PixelStore.from_array(np.ascontiguousarray(np.broadcast_to(levels, (40, 16, 16, 3))))
+    fields: dict = dict(
+        weak_view=WEAK["crop-flip"](16),
+        strong_view=STRONG["weak"](16),
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        batch_size=4,
+        mu=2,
+        seed=0,
+        device=CPU,
+        weak=weak,
+        strong_views=strong_views,
+        rows=None if processes is None else processes.rows,
+    )
+    return Loader(store, np.arange(40) % 5, np.arange(8), np.arange(8, 40), **{**fields, **more})
+
+
+def shown(images: torch.Tensor) -> np.ndarray:
+    """Which image each view shows."""
+    return (images[:, 0, 8, 8] * 255 / 4).round().long().numpy()
+
+
+def test_views_show_the_drawn_images() -> None:
+    for step in range(20):
+        views = loader().load(step)
+        assert views.counts == [4, 16] and views.weak is not None and views.index is not None
+        labeled, strong = shown(views.trained).tolist()[:4], shown(views.trained)[4:].reshape(2, 8)
+        assert max(labeled) < 8 and [i % 5 for i in labeled] == views.labels.tolist()
+        unlabeled = 8 + views.index.numpy()
+        assert (shown(views.weak) == unlabeled).all()
+        assert (strong == unlabeled).all()
+
+
+@pytest.mark.parametrize(
+    ("weak", "strong_views", "counts"),
+    [("no_grad", 1, [4, 8]), ("grad", 0, [4, 8]), ("grad", 2, [4, 8, 16]), (None, 0, [4]), (None, 1, [4, 8])],
+)
+def test_only_what_the_method_needs(weak: str | None, strong_views: int, counts: list[int]) -> None:
+    views = loader(weak, strong_views).load(0)
+    assert views.counts == counts and len(views.trained) == sum(counts)
+    assert (views.weak is not None) == (weak == "no_grad")
+    assert (views.index is None) == (counts == [4])
+
+
+def test_a_step_is_the_same_whenever_it_is_asked_for() -> None:
+    used = loader(strong_view=STRONG["randaugment"](16))
+    later = [used.load(step) for step in range(12)][11]
+    fresh = loader(strong_view=STRONG["randaugment"](16)).load(11)
+    assert all(torch.equal(a, b) for a, b in zip(later.tensors(), fresh.tensors(), strict=True))
+
+
+def test_augmentation_is_never_repeated() -> None:
+    """The same image in two steps is two different views."""
+    rng = np.random.default_rng(0)
+    store = PixelStore.from_array(rng.integers(0, 256, (4, 16, 16, 3), dtype=np.uint8))
+    repeated = loader(None, 0)
+    repeated.store = store
+    repeated.labeled = np.zeros(8, np.int64)
+    views = torch.cat([repeated.load(step).trained for step in range(10)]).flatten(1)
+    assert len(views.unique(dim=0)) > 20  # of 98 possible crops and flips; 4 if they were replayed
+
+
+def test_processes_share_the_global_batch() -> None:
+    whole = loader(strong_view=STRONG["randaugment"](16)).load(3)
+    parts = [loader(processes=Processes(r, 2), strong_view=STRONG["randaugment"](16)).load(3) for r in range(2)]
+
+    def rows(views: Views) -> list[torch.Tensor]:
+        labeled, strong = views.trained.split(views.counts)
+        assert views.weak is not None
+        return [labeled, views.weak, *strong.chunk(2)]
+
+    for together, first, second in zip(rows(whole), *map(rows, parts), strict=True):
+        assert torch.equal(together, torch.cat([first, second]))
+    for part in parts:
+        assert torch.equal(part.labels, whole.labels) and torch.equal(part.index, whole.index)
+
+
+def test_pool() -> None:
+    pooled = loader()
+    pooled.draw_from(np.array([3, 5, 7, 9, 11, 13, 15, 17, 19]))
+    for step in range(5):
+        index = pooled.load(step).index
+        assert index is not None and set(index.tolist()) <= {3, 5, 7, 9, 11, 13, 15, 17, 19}
+    pooled.draw_from(np.array([], np.int64))
+    assert pooled.load(0).index is None

@@ -1,0 +1,93 @@
+"""docs/methods.md: its example runs as it stands, and it names every method, option and default."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from methods_cases import task
+
+from finessl.methods import METHODS, create
+from finessl.methods.base import Batch, Outputs, View
+from finessl.registry import options_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+
+
+def example() -> str:
+    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    return code
+
+
+def section(name: str) -> str:
+    """The text from the method's heading to the next."""
+    parts = re.split(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), flags=re.M)
+    return next(text for title, text in zip(parts[1::2], parts[2::2], strict=True) if name in title.split(", "))
+
+
+def test_example_is_short() -> None:
+    assert len(example().strip().splitlines()) <= 60
+
+
+def test_example_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_method.py").write_text(example(), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(METHODS, "entries", dict(METHODS.entries))
+    monkeypatch.delitem(sys.modules, "my_method", raising=False)
+    __import__("my_method")  # registers itself
+    assert "relative-threshold" in METHODS
+    method = create("relative-threshold", task(steps=60), {"ratio": "1.0", "momentum": "0.5"})
+
+    # three Gaussian blobs in 8 dimensions, 2 labels each, a linear head
+    generator = torch.Generator().manual_seed(0)
+    centres = 2 * torch.randn(3, 8, generator=generator)
+    truth = torch.arange(60) % 3
+    features = centres[truth] + torch.randn(60, 8, generator=generator)
+    head = torch.nn.Linear(8, 3)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    losses, used = [], 0.0
+    for step in range(60):
+        method.before_step(step)
+        index = torch.randint(0, 60, (12,), generator=generator)
+        noise = torch.randn(24, 8, generator=generator)
+        with torch.no_grad():
+            weak = View(head(features[index]))
+        strong = View(head(features[index].repeat(2, 1) + noise))
+        result = method(Outputs(View(head(features[:6])), weak, strong), Batch(truth[:6], index))
+        optimizer.zero_grad()
+        result.loss.backward()
+        optimizer.step()
+        losses.append(float(result.statistics["loss_labeled"]))
+        used += float(result.statistics["used"])
+    assert losses[-1] < losses[0] / 4 and 0 < used < 60
+    assert (head(features).argmax(1) == truth).float().mean() > 0.8
+    other = create("relative-threshold", task(steps=60))
+    other.load_state_dict(method.state_dict())
+    assert torch.equal(other.confidence.value, method.confidence.value)  # type: ignore[union-attr]
+    assert float(other.ramp) == 1.0
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_page_names_every_option_and_default(name: str) -> None:
+    text = section(name)
+    for option, parameter in options_of(METHODS[name]).items():
+        assert f"`{option}`" in text, option
+        assert shown(parameter.default) in text, option
+
+
+def shown(default: Any) -> str:
+    """As the page writes it."""
+    if default == ():
+        return "–"
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def test_page_links_to_the_papers() -> None:
+    for name in METHODS.names():
+        assert name == "supervised" or "https://arxiv.org/abs/" in section(name), name

@@ -1,0 +1,118 @@
+"""The Python interface: train, load, predict on every kind of image; arrays in scikit-learn's manner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import finessl
+from finessl.errors import FinesslError
+
+TINY = dict(backbone="vit_tiny_patch16_224", image_size=32, steps=3, batch_size=4, device="cpu", quiet=True)
+RANDOM = {"model.pretrained": False, "tuning.length": 2}
+
+
+@pytest.fixture(scope="module")
+def classifier(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> finessl.Classifier:
+    out = tmp_path_factory.mktemp("api") / "run"
+    return finessl.train(shapes, out=out, labels_per_class=4, settings=RANDOM, **TINY)
+
+
+def test_every_kind_of_image_gives_the_same_answer(classifier: finessl.Classifier, shapes: Path) -> None:
+    path = shapes / "test" / "down" / "00.png"
+    array = np.array(Image.open(path))
+    images = [
+        path,
+        str(path),
+        Image.open(path),
+        array,
+        array / 255.0,
+        torch.from_numpy(array).permute(2, 0, 1),
+        torch.from_numpy(array).permute(2, 0, 1) / 255,
+    ]
+    probabilities = classifier.predict_proba(images)
+    assert probabilities.shape == (7, 3)
+    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
+    np.testing.assert_allclose(probabilities, np.repeat(probabilities[:1], 7, 0), rtol=1e-5)
+    assert classifier.predict(path) == classifier.predict([path])
+    assert classifier.predict(path)[0] in classifier.classes == ["across", "diagonal", "down"]
+    assert classifier.embed(path).shape == (1, 192)
+    assert classifier.predict_proba([]).shape == (0, 3)
+
+
+def test_loaded_classifier_is_the_trained_one(classifier: finessl.Classifier, shapes: Path, tmp_path: Path) -> None:
+    """Its answers on the test set are those that the run recorded at its end."""
+    out = tmp_path / "run"
+    again = finessl.train(shapes, out=out, labels_per_class=4, settings=RANDOM, **TINY)
+    recorded = np.load(out / "predictions.npz")
+    paths = sorted((shapes / "test").rglob("*.png"))
+    logits = torch.from_numpy(recorded["logits"]).softmax(1).numpy()
+    np.testing.assert_allclose(again.predict_proba(paths), logits, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        finessl.load(out / "classifier", device="cpu").predict_proba(paths), logits, rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (np.zeros((4, 4, 5), np.uint8), r"shape \(4, 4, 5\)"),
+        (np.full((4, 4, 3), 2.0), "floats outside"),
+        (np.full((4, 4, 3), 300), "outside 0…255"),
+    ],
+)
+def test_images_that_are_none(classifier: finessl.Classifier, image: np.ndarray, message: str) -> None:
+    with pytest.raises(FinesslError, match=message):
+        classifier.predict(image)
+
+
+def test_unknown_argument(shapes: Path, tmp_path: Path) -> None:
+    with pytest.raises(FinesslError, match="unknown argument 'step'; did you mean steps"):
+        finessl.train(shapes, out=tmp_path, step=3)
+
+
+def test_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(FinesslError, match="holds no classifier"):
+        finessl.load(tmp_path)
+
+
+def arrays(count: int = 24) -> tuple[np.ndarray, np.ndarray]:
+    """Red, green and blue images: what even a random network tells apart."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(count) % 3
+    images = rng.integers(0, 60, (count, 32, 32, 3), dtype=np.uint8)
+    images[np.arange(count), :, :, labels] += 150
+    return images, labels
+
+
+def test_arrays_in_sklearns_manner() -> None:
+    images, colours = arrays()
+    y = np.where(np.arange(24) < 9, colours + 5, -1)  # labels need not be 0 … C−1
+    model = finessl.FineSSLClassifier(
+        settings={**RANDOM, "method.name": "supervised", "train.lr": 0.1}, **{**TINY, "steps": 30}
+    )
+    model.fit(images, y)
+    assert model.classes_.tolist() == [5, 6, 7]
+    assert model.score(images, colours + 5) > 0.9, "a random network must tell red from green from blue"
+    assert model.transduction_.shape == (24,)
+    assert model.predict_proba(images[:2]).shape == (2, 3)
+    assert model.get_params()["backbone"] == "vit_tiny_patch16_224"
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "message"),
+    [
+        (np.zeros((4, 8, 8, 3), np.uint8), np.zeros(3), "one label an image"),
+        (np.zeros((4, 8, 8, 3), np.uint8), np.full(4, -1), "no label at all"),
+        (np.zeros((4, 8, 8, 2), np.uint8), np.zeros(4), "expected"),
+        (np.full((4, 8, 8, 3), 7.0), np.zeros(4), "floats outside"),
+        (np.zeros((4, 8, 8, 3), np.uint8), np.zeros(4, int), "two classes"),
+    ],
+)
+def test_bad_arrays(X: np.ndarray, y: np.ndarray, message: str) -> None:
+    with pytest.raises(FinesslError, match=message):
+        finessl.FineSSLClassifier(**TINY).fit(X, y)
