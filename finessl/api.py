@@ -20,6 +20,8 @@ from finessl.training.loop import train as run_recipe
 # Short names for the fields that people set most; any other field goes by its dotted name in `settings=`.
 SHORT = {
     "root": "data.root",
+    "test": "data.test",
+    "download": "source.download",
     "image_size": "data.image_size",
     "strong_views": "data.strong_views",
     "strict": "data.strict",
@@ -47,7 +49,7 @@ def make_recipe(recipe: str | Path | None, fields: dict[str, Any], more: dict[st
     overrides = {}
     for name, value in fields.items():
         if name not in SHORT:
-            raise FinesslError(f"unknown argument {name!r}{nearest(name, SHORT)} Known: {', '.join(SHORT)}.")
+            raise FinesslError(f"unknown argument {name!r}{nearest(name, SHORT) or '.'} Known: {', '.join(SHORT)}.")
         if value is not None:
             overrides[SHORT[name]] = str(value) if isinstance(value, Path) else value
     return Recipe.read(recipe, {**overrides, **(more or {})})

@@ -15,7 +15,8 @@ REGISTRIES = {
     "datasets": "finessl.data.sources:SOURCES",
     "splits": "finessl.data.splits:SPLITS",
     "heads": "finessl.models.heads:HEADS",
-    "views": "finessl.data.augment:VIEWS",
+    "weak-views": "finessl.data.augment:WEAK",
+    "strong-views": "finessl.data.augment:STRONG",
 }
 
 
@@ -39,8 +40,8 @@ def entries(kind: str, with_options: bool = False) -> Iterator[tuple[str, str, l
     else:
         these = registry(kind)
         for name in these.names():
-            shown = [describe(p) for p in options_of(these[name]).values()] if with_options else []
-            yield name, these.summary(name), shown
+            options = options_of(these[name]) if with_options else {}
+            yield name, these.summary(name), [describe(o) for o in options.values() if o.name != "progress"]
 
 
 def describe(option: inspect.Parameter) -> str:

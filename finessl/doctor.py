@@ -76,8 +76,8 @@ def machine() -> list[Finding]:
     )
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         page, gib = os.sysconf("SC_PAGE_SIZE"), 2**30
-        available, total = os.sysconf("SC_AVPHYS_PAGES") * page / gib, os.sysconf("SC_PHYS_PAGES") * page / gib
-        findings.append(Finding("ok", "memory", f"{available:.0f} of {total:.0f} GiB free"))
+        available, whole = os.sysconf("SC_AVPHYS_PAGES") * page / gib, os.sysconf("SC_PHYS_PAGES") * page / gib
+        findings.append(Finding("ok", "memory", f"{available:.0f} of {whole:.0f} GiB free"))
     disk = shutil.disk_usage(Path.cwd())
     state: Literal["ok", "problem"] = "ok" if disk.free > 2**30 else "problem"
     findings.append(Finding(state, "disk", f"{disk.free / 2**30:.0f} GiB free here"))

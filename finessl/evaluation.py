@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from finessl.classifier import Classifier, load
-from finessl.data.images import ImageError, Images
-from finessl.data.paths import image_files
+from finessl.data.images import EXTENSIONS, FileImages, ImageError, Images
+from finessl.data.paths import PathTable
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
+from finessl.training.experiment import open_source
 from finessl.training.rundir import RunDirectory
 
 BATCH = 256
@@ -45,8 +46,9 @@ def evaluate_run(
     classifier = load(run, weights=weights, device=device)
     if data is None:
         recipe = RunDirectory(run).recipe()
-        data, root = recipe.data.source, recipe.data.root
-    dataset = open_dataset(data, root=root)
+        data, dataset = recipe.data.source, open_source(recipe)
+    else:
+        dataset = open_dataset(data, root=root)
     if dataset.test is not None and dataset.test_labels is not None:
         images, labels = dataset.test, dataset.test_labels
     else:

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from finessl.data.dataset import Dataset
 from finessl.data.sampler import SPLIT, generator
 from finessl.data.sources import open_dataset
 from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
-from finessl.models.backbones import create_backbone
+from finessl.models.backbones import Backbone, create_backbone
 from finessl.training.evaluate import encode
+
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -43,24 +46,18 @@ def probe(
     device: torch.device,
     precision: str = "fp32",
     cache_dir: Path | None = None,
-    progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+    progress: Progress = lambda label, done, total: None,
 ) -> Probe:
     """The bank of the neighbours and the probe's training set are all training images whose labels are known."""
     dataset = open_dataset(data, root=root)
     if dataset.test is None or dataset.test_labels is None:
         raise FinesslError(f"{data} has no test images; a probe needs train and test.")
     model = create_backbone(backbone, weights=weights, image_size=image_size)
-    encoder = model.encoder.to(device).eval()
-    parts = []
-    for label, images in (("train", dataset.train), ("test", dataset.test)):
-        store = PixelStore.build(images, square=model.image_size, cache_dir=cache_dir)
-        dataset.exclude(label, store.failures)
-        features = encode(
-            encoder, store, size=model.image_size, mean=model.mean, std=model.std, device=device, precision=precision,
-            progress=lambda done, total, label=label: progress(f"encoding {label} images", done, total),
-        )  # fmt: skip
-        parts.append(F.normalize(features.float(), dim=1))
-    train, test = parts
+    model.encoder.to(device).eval()
+    train, test = (
+        F.normalize(encode_part(dataset, part, model, device, precision, cache_dir, progress), dim=1)
+        for part in ("train", "test")
+    )
     labels = torch.from_numpy(dataset.train_labels).to(device)
     truth = torch.from_numpy(dataset.test_labels).to(device)
     usable = labels >= 0
@@ -78,6 +75,46 @@ def probe(
         (float(np.mean(few)), float(np.std(few, ddof=1))),
         labels_per_class,
     )
+
+
+def encode_part(
+    dataset: Dataset,
+    part: str,
+    model: Backbone,
+    device: torch.device,
+    precision: str = "fp32",
+    cache_dir: Path | None = None,
+    progress: Progress = lambda label, done, total: None,
+) -> Tensor:
+    """Features [N, dim] of the training or the test images; rows of broken ones are zero, and the data set knows them."""
+    images = dataset.train if part == "train" else dataset.test
+    assert images is not None
+    store = PixelStore.build(images, square=model.image_size, cache_dir=cache_dir)
+    dataset.exclude(part, store.failures)
+    readable = np.flatnonzero(store.sizes[:, 0] > 0)
+    found = encode(
+        model.encoder,
+        store,
+        size=model.image_size,
+        mean=model.mean,
+        std=model.std,
+        device=device,
+        precision=precision,
+        indices=readable,
+        progress=lambda done, total: progress(f"encoding {part} images", done, total),
+    )
+    features = found.new_zeros(len(store), found.shape[1])
+    features[torch.from_numpy(readable).to(device)] = found
+    return features
+
+
+def features_of(
+    dataset: Dataset, backbone: str, weights: str | None, device: torch.device, progress: Progress
+) -> np.ndarray:
+    """The frozen features of all training images, for `finessl inspect`."""
+    model = create_backbone(backbone, weights=weights)
+    model.encoder.to(device).eval()
+    return encode_part(dataset, "train", model, device, progress=progress).cpu().numpy()
 
 
 def score(logits: Tensor, truth: Tensor) -> float:

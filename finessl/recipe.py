@@ -33,6 +33,7 @@ class Choice:
 class DataRecipe:
     source: str = ""  # folder, table, or the name of a data set
     root: str | None = None  # where a named data set lies
+    test: str | None = None  # another folder or table with labeled images to test on
     image_size: int | None = None  # pixels at the model's input; the backbone's own size by default
     statistics: Literal["model", "dataset"] = "model"  # whose mean and std normalise the images
     weak: str = "crop-flip"
@@ -71,6 +72,7 @@ class TrainRecipe:
 class Recipe:
     seed: int = 0
     data: DataRecipe = DataRecipe()
+    source: Choice = Choice("auto")  # options of the data's source, whose kind is recognised
     split: Choice = Choice("auto")
     model: ModelRecipe = ModelRecipe()
     tuning: Choice = Choice("vpt-deep")
@@ -97,12 +99,12 @@ class Recipe:
         hints = get_type_hints(cls)
         for name, value in tree.items():
             if name not in hints:
-                raise FinesslError(f"a recipe has no section {name!r}{nearest(name, hints)} Known: {', '.join(hints)}.")
+                raise FinesslError(f"a recipe has no section {name!r}{nearest(name, hints) or '.'} Known: {', '.join(hints)}.")
             kind = hints[name]
             if kind is Choice:
                 options = dict(value)
                 values[name] = Choice(convert(options.pop("name"), str, f"{name}.name"), options)
-            elif dataclasses.is_dataclass(kind):
+            elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
                 values[name] = section_from(kind, name, value)
             else:
                 values[name] = convert(value, kind, name)
@@ -174,7 +176,7 @@ def section_from(kind: type, section: str, values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(kind)
     for name in values:
         if name not in hints:
-            raise FinesslError(f"[{section}] has no field {name!r}{nearest(name, hints)} Known: {', '.join(hints)}.")
+            raise FinesslError(f"[{section}] has no field {name!r}{nearest(name, hints) or '.'} Known: {', '.join(hints)}.")
     return kind(**{name: convert(value, hints[name], f"{section}.{name}") for name, value in values.items()})
 
 
@@ -182,7 +184,7 @@ def merge(tree: dict[str, Any], changes: Mapping[str, Any], origin: str) -> None
     """Lay `changes` over `tree`, a section at a time. Naming another method (strategy…) drops the old one's options."""
     for section, value in changes.items():
         if section not in tree:
-            raise FinesslError(f"{origin}: a recipe has no section {section!r}{nearest(section, tree)}")
+            raise FinesslError(f"{origin}: a recipe has no section {section!r}{nearest(section, tree) or '.'}")
         if isinstance(tree[section], dict):
             if not isinstance(value, Mapping):
                 raise FinesslError(f"{origin}: {section} is a section; set one of its fields, {section}.… = {value!r}.")
@@ -217,7 +219,7 @@ def find_recipe(name: str | Path) -> Path:
             return path
     shipped = [path.stem for path in sorted(recipe_folder().glob("*.toml"))]
     raise FinesslError(
-        f"no recipe file {str(name)!r}{nearest(str(name), shipped)} Shipped recipes: {', '.join(shipped) or 'none'}."
+        f"no recipe file {str(name)!r}{nearest(str(name), shipped) or '.'} Shipped recipes: {', '.join(shipped) or 'none'}."
     )
 
 

@@ -33,7 +33,7 @@ class Registry:
     def __getitem__(self, name: str) -> Any:
         if name not in self.entries:
             raise FinesslError(
-                f"unknown {self.kind} {name!r}{nearest(name, self.entries)} Known: {', '.join(self.entries)}."
+                f"unknown {self.kind} {name!r}{nearest(name, self.entries) or '.'} Known: {', '.join(self.entries)}."
             )
         module, attribute = self.entries[name][0].split(":")
         return getattr(importlib.import_module(module), attribute)
@@ -120,6 +120,6 @@ def check_options(kind: str, name: str, target: Callable[..., Any], options: Map
     for option, value in options.items():
         if option not in known:
             listed = ", ".join(known) or "none"
-            raise FinesslError(f"{kind} {name!r} has no option {option!r}{nearest(option, known)} Its options: {listed}.")
+            raise FinesslError(f"{kind} {name!r} has no option {option!r}{nearest(option, known) or '.'} Its options: {listed}.")
         checked[option] = convert(value, hints.get(option, Any), f"{kind} {name}: {option}")
     return checked

@@ -8,7 +8,7 @@ import typer
 
 from finessl.cli import app
 
-KINDS = ("methods", "tunings", "backbones", "datasets", "splits", "heads", "views", "recipes")
+KINDS = ("methods", "tunings", "backbones", "datasets", "splits", "heads", "weak-views", "strong-views", "recipes")
 
 
 @app.command("list")
@@ -27,7 +27,7 @@ def list_(
     from finessl.registry import nearest
 
     if kind is not None and kind not in KINDS:
-        raise FinesslError(f"finessl list {kind}{nearest(kind, KINDS)} Choose from {', '.join(KINDS)}.")
+        raise FinesslError(f"finessl list {kind}{nearest(kind, KINDS) or '.'} Choose from {', '.join(KINDS)}.")
     console = Console()
     for one in [kind] if kind else KINDS:
         table = Table(title=one, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))

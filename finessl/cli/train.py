@@ -24,6 +24,8 @@ def train(
         Text, typer.Option(help="Recipe file, or the name of a shipped one (finessl list recipes).")
     ] = None,
     root: Annotated[Text, typer.Option(help="Where a named data set lies.")] = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch a named data set into --root first.")] = False,
+    test: Annotated[Text, typer.Option(help="Another folder or table with labeled images to test on.")] = None,
     labels_per_class: Annotated[
         int | None, typer.Option("--labels-per-class", "-n", help="Keep so many labels a class, hide the others.")
     ] = None,
@@ -75,8 +77,9 @@ def train(
     from finessl.training.loop import train as run
 
     fields: dict[str, Any] = dict(
-        root=root, labels_per_class=labels_per_class, split=split, method=method, tuning=tuning, backbone=backbone,
-        weights=weights, head_init=head_init, text_features=text_features, steps=steps, batch_size=batch_size, mu=mu, lr=lr, image_size=image_size,
+        root=root, download=download or None, test=test, labels_per_class=labels_per_class, split=split,
+        method=method, tuning=tuning, backbone=backbone, weights=weights, head_init=head_init,
+        text_features=text_features, steps=steps, batch_size=batch_size, mu=mu, lr=lr, image_size=image_size,
         strong_views=strong_views, seed=seed, precision=precision, strict=strict,
     )  # fmt: skip
     made = make_recipe(recipe, fields, {"data.source": data, **dict(map(parse_setting, set_ or []))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,12 @@ from finessl.data.loader import Loader
 from finessl.data.sampler import INITIAL, generator
 from finessl.data.sources import open_dataset
 from finessl.data.splits import Split, make_split
-from finessl.data.store import PixelStore
-from finessl.errors import FinesslError
+from finessl.data.store import PixelStore, free_memory
 from finessl.methods import create as create_method
 from finessl.methods.base import Method, Task
 from finessl.models.backbones import Backbone, create_backbone
-from finessl.models.head_init import start_heads
 from finessl.models.build import build_network
+from finessl.models.head_init import start_heads
 from finessl.models.network import Network
 from finessl.models.tuning.base import Tuning
 from finessl.recipe import Recipe
@@ -32,6 +32,8 @@ from finessl.training.distributed import Processes
 from finessl.training.evaluate import encode
 from finessl.training.rundir import RunDirectory, writing
 
+Report = Callable[[str, int, int], None]  # what is being done, how many, of how many
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean, standard deviation
 RESIZE = 256 / 224  # training crops come from images whose shorter side is this much longer than the input
 
 
@@ -106,12 +108,12 @@ def prepare(
     *,
     dataset: Dataset | None = None,
     cache_dir: Path | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Report | None = None,
     writes: bool = True,
 ) -> Experiment:
     """Everything in its initial state. The split is the run's saved one where there is one; `writes`: save it."""
     data, model = recipe.data, recipe.model
-    dataset = dataset or open_dataset(data.source, root=data.root, strict=data.strict)
+    dataset = dataset or open_source(recipe, progress)
     backbone = create_backbone(
         model.backbone, weights=model.weights, image_size=data.image_size, pretrained=model.pretrained
     )
@@ -135,7 +137,7 @@ def prepare(
     tuning, network = build_network(
         backbone, task.classes, recipe.tuning, recipe.head, method.aux, torch.Generator().manual_seed(seed)
     )
-    mean, std = statistics(recipe, dataset, backbone)
+    mean, std = statistics(recipe, dataset, store, backbone)
     experiment = Experiment(
         recipe,
         dataset,
@@ -177,28 +179,37 @@ def read_pixels(
     dataset: Dataset,
     part: str,
     cache_dir: Path | None,
-    progress: Callable[[str, int, int], None] | None,
+    progress: Report | None,
     **sizes: int,
 ) -> PixelStore:
     """Decode one part of the data; what cannot be read is left out of it (or refused, if the recipe is strict)."""
     images = dataset.train if part == "train" else dataset.test
     assert images is not None
     report = (lambda done, total: progress(f"reading {part} images", done, total)) if progress else None
-    store = PixelStore.build(images, cache_dir=cache_dir, progress=report, **sizes)
+    limit = free_memory() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process has its own copy
+    store = PixelStore.build(images, cache_dir=cache_dir, progress=report, memory_limit_bytes=limit, **sizes)
     dataset.exclude(part, store.failures)
     return store
 
 
-def statistics(recipe: Recipe, dataset: Dataset, backbone: Backbone) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation that normalise the images."""
+def open_source(recipe: Recipe, progress: Report | None = None) -> Dataset:
+    """The data set that a recipe names."""
+    data = recipe.data
+    return open_dataset(
+        data.source,
+        root=data.root,
+        strict=data.strict,
+        test=data.test,
+        progress=None if progress is None else lambda done, total: progress("looking for images", done, total or done),
+        **recipe.source.options,
+    )
+
+
+def statistics(recipe: Recipe, dataset: Dataset, store: PixelStore, backbone: Backbone) -> Statistics:
+    """Mean and standard deviation that normalise the images: the backbone's, or the data's (published or measured)."""
     if recipe.data.statistics == "model":
         return backbone.mean, backbone.std
-    if dataset.statistics is None:
-        raise FinesslError(
-            f"data.statistics = 'dataset', but no mean and std are known for {dataset.name}; "
-            "leave it at 'model' to normalise as the backbone was trained."
-        )
-    return dataset.statistics
+    return dataset.statistics or store.statistics()
 
 
 def write_skipped(run: RunDirectory, dataset: Dataset) -> None:

@@ -140,8 +140,7 @@ class Training:
         self.log = MetricsLog(self.run.metrics_file, self.metrics_size) if self.team.first else None
         self.started = saved = time.monotonic()
         first_step, shown = self.step, 0.0
-        network, method = self.experiment.network, self.experiment.method
-        network.train()
+        self.experiment.network.train()
         with interruption() as interrupted:
             while self.step < train.steps:
                 self.refresh()
@@ -216,8 +215,9 @@ class Training:
         statistics = {"loss": result.loss.detach(), **result.statistics}
         if result.pseudo is not None and index is not None:
             truth = self.truth[index]
-            statistics["pseudo_known"] = (truth >= 0).float().mean()
-            statistics["pseudo_correct"] = (result.pseudo == truth).float().mean()
+            known = (truth >= 0) & (result.pseudo >= 0)
+            statistics["pseudo_known"] = known.float().mean()
+            statistics["pseudo_correct"] = ((result.pseudo == truth) & known).float().mean()
         values = torch.stack([value.float() for value in statistics.values()])
         if self.totals is None or list(statistics) != self.names:
             self.names, self.totals, self.totalled = list(statistics), torch.zeros_like(values), 0
@@ -341,7 +341,7 @@ class Training:
         meta = {
             "finished": True,
             "accuracy": self.accuracy,
-            **{name: value for name, value in self.latest.items() if name.startswith("pseudo")},
+            **{name: value for name, value in self.latest.items() if name.startswith(("pseudo", "confidence"))},
             "steps": self.step,
             "seconds": round(self.elapsed + time.monotonic() - self.started, 1),
             "classes": len(experiment.split.classes),

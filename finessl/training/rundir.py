@@ -53,20 +53,27 @@ class RunDirectory:
         return self.path / "meta.json"
 
     def open(self, recipe: Recipe) -> None:
-        """Make the directory for this recipe, or check that it already is."""
-        if self.recipe_file.exists():
-            differences = recipe.differences(self.recipe())
-            if differences:
-                shown = "\n".join(f"  {n}: {there!r} there, {here!r} now" for n, (here, there) in differences.items())
-                raise FinesslError(
-                    f"{self.path} holds a run of another recipe:\n{shown}\nName another --out, or remove that run first."
-                )
-            return
+        """Make the directory for this recipe, or check that it already is. A try that ended before it had anything to
+        keep (a mistake in the command, say) does not stand in the way of another."""
         with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            if self.metrics_file.exists() or self.checkpoints.exists():
+            if self.recipe_file.exists():
+                differences = recipe.differences(self.recipe())
+                if not differences:
+                    return
+                if self.holds_work():
+                    shown = "\n".join(f"  {n}: {old!r} there, {new!r} now" for n, (new, old) in differences.items())
+                    raise FinesslError(
+                        f"{self.path} holds a run of another recipe:\n{shown}\n"
+                        "Name another --out, or remove that run first."
+                    )
+                self.split_file.unlink(missing_ok=True)
+            elif self.holds_work():
                 raise FinesslError(f"{self.path} holds a run without its recipe.toml; name another --out.")
+            self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.recipe_file, recipe.toml())
+
+    def holds_work(self) -> bool:
+        return self.metrics_file.exists() or self.checkpoints.exists()
 
     def recipe(self) -> Recipe:
         if not self.recipe_file.exists():

@@ -1,0 +1,158 @@
+"""finessl split, finessl inspect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from finessl.cli import app
+from finessl.cli.train import DATA_HELP
+
+
+@app.command(no_args_is_help=True)
+def split(
+    data: Annotated[str, typer.Argument(help=DATA_HELP, show_default=False)],
+    kind: Annotated[str, typer.Option(help="How labels are chosen (finessl list splits --options).")] = "auto",
+    root: Annotated[str | None, typer.Option(help="Where a named data set lies.")] = None,
+    labels_per_class: Annotated[
+        int | None, typer.Option("--labels-per-class", "-n", help="Labels kept in each class.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Options of the split or source: --set split.ratio=20 --set source.download=true"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Which images are labeled.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the split: finessl train … --split FILE.json")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the class counts. [default: beside --out]")] = None,
+    labeled_in_unlabeled: Annotated[
+        bool, typer.Option(help="Are labeled images also among the unlabeled ones?")
+    ] = True,
+) -> None:
+    """Show who is labeled and who is not, and write it down, without training."""
+    from finessl.api import make_recipe
+    from finessl.data.splits_figure import draw_split
+    from finessl.recipe import parse_setting
+    from finessl.training.experiment import make_or_load_split, open_source
+    from finessl.training.progress import Display
+    from finessl.training.rundir import writing
+
+    more: dict[str, Any] = dict(map(parse_setting, set_ or []))
+    recipe = make_recipe(
+        None,
+        dict(root=root, split=kind, labels_per_class=labels_per_class, seed=seed),
+        {"data.source": data, "data.labeled_in_unlabeled": labeled_in_unlabeled, **more},
+    )
+    with Display() as display:
+        dataset = open_source(recipe, display.update)
+    made = make_or_load_split(recipe, dataset, None, False)
+    show_split(made, dataset)
+    if out is not None:
+        with writing(out.parent):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            made.save(out)
+        print(f"split: {out}   (finessl train {data} --split {out})")
+    target = picture or (out.with_suffix(".png") if out is not None else None)
+    if target is not None:
+        with writing(target.parent):
+            draw_split(made, dataset, target)
+        print(f"picture: {target}")
+
+
+def show_split(made: Any, dataset: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    labeled, unlabeled, other = made.counts(dataset)
+    positions, test_labels = made.test(dataset)
+    tested = [int((test_labels == k).sum()) for k in range(len(made.classes))]
+    settings = ", ".join(f"{name} {value}" for name, value in made.settings.items() if value is not None)
+    table = Table(title=f"{dataset.name}: {made.kind}, seed {made.seed} ({settings})", title_justify="left")
+    table.add_column("class")
+    for name in ("labeled", "unlabeled", "test"):
+        table.add_column(name, justify="right")
+    shown = (
+        range(len(made.classes))
+        if len(made.classes) <= 30
+        else [*range(12), None, *range(len(made.classes) - 12, len(made.classes))]
+    )
+    for k in shown:
+        row = ("…",) * 4 if k is None else (made.classes[k], f"{labeled[k]:,}", f"{unlabeled[k]:,}", f"{tested[k]:,}")
+        table.add_row(*row)
+    if other:
+        table.add_row("(none of them, or unknown)", "", f"{other:,}", "")
+    table.add_section()
+    table.add_row("all", f"{labeled.sum():,}", f"{len(made.unlabeled):,}", f"{len(positions):,}")
+    Console().print(table)
+
+
+@app.command("inspect", no_args_is_help=True)
+def inspect_(
+    data: Annotated[str, typer.Argument(help=DATA_HELP, show_default=False)],
+    root: Annotated[str | None, typer.Option(help="Where a named data set lies.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Also look for suspicious labels, with this backbone's features (try: embedded).")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="The backbone's weights.")] = None,
+    device: Annotated[str, typer.Option(help="For the backbone: auto, cpu, cuda …")] = "auto",
+    most: Annotated[int, typer.Option(help="So many examples of each finding.", min=1)] = 5,
+) -> None:
+    """What is in some data, and what is wrong with it: broken files, duplicates, leaks, suspicious labels, too little."""
+    from finessl.data.inspect import report
+    from finessl.data.sources import open_dataset
+    from finessl.training.progress import Display
+
+    with Display() as display:
+        dataset = open_dataset(data, root=root)
+        features = None
+        if backbone is not None:
+            from finessl.probe import features_of
+            from finessl.training.loop import resolve_device
+
+            features = features_of(dataset, backbone, weights, resolve_device(device), display.update)
+        found = report(dataset, features=features, progress=lambda d, t: display.update("looking", d, t or d))
+    show_report(found, most)
+
+
+def show_report(found: Any, most: int) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    say = lambda text="": console.print(text, markup=False)  # noqa: E731 - file names may hold brackets
+    size = lambda pair: f"{pair[1]}×{pair[0]}"  # noqa: E731
+    labeled = found.labeled
+    say(
+        f"{found.name}: {len(found.classes)} classes, {int(labeled.sum()):,} labeled and "
+        f"{found.unlabeled:,} other training images"
+    )
+    say(f"  labels a class: {int(labeled.min()):,} to {int(labeled.max()):,}")
+    if found.tested is not None:
+        say(
+            f"  test images: {int(found.tested.sum()):,}, {int(found.tested.min()):,} to {int(found.tested.max()):,} a class"
+        )
+    say(f"  pixels: {size(found.smallest)} to {size(found.largest)}, median {size(found.median)}")
+    for title, items in (
+        ("cannot be read", [f"{key}: {reason}" for key, reason in found.broken]),
+        ("groups of identical training images", [" = ".join(group) for group in found.duplicates]),
+        ("groups of nearly identical training images", [" ≈ ".join(group) for group in found.near]),
+        (
+            "test images that are also in the training set",
+            [f"{t} {'=' if how == 'same' else '≈'} {i}" for t, i, how in found.leaks],
+        ),
+        (
+            "alike images with different labels",
+            [", ".join(f"{key} ({name})" for key, name in group) for group in found.conflicts],
+        ),
+        ("suspicious labels", [f"{s.key}: labeled {s.label}, looks like {s.looks_like}" for s in found.suspects]),
+    ):
+        if items:
+            say(f"\n{len(items):,} {title}")
+            for item in items[:most]:
+                say(f"  {item}")
+            if len(items) > most:
+                say(f"  … and {len(items) - most:,} more (--most {len(items)})")
+    if found.advice:
+        say("\nadvice")
+    for line in found.advice:
+        say(f"  {line}")

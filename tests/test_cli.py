@@ -1,0 +1,285 @@
+"""The command line as a user calls it: every verb, and one clear sentence for every mistake."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from finessl.cli import app
+from finessl.errors import FinesslError
+
+TINY = [
+    "--backbone", "vit_tiny_patch16_224", "--set", "model.pretrained=false", "--image-size", "32", "--steps", "3",
+    "--batch-size", "4", "--set", "tuning.length=2", "--device", "cpu", "-q",
+]  # fmt: skip
+
+
+def call(*words: str | Path) -> None:
+    """In this process; a FinesslError comes through as it is."""
+    app([str(word) for word in words], standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def run(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "run"
+    call("train", shapes, "--out", out, "-n", "4", *TINY)
+    return out
+
+
+def own_data(root: Path, shapes: Path, *, labeled: int = 3) -> Path:
+    """labeled/<class>/…, unlabeled/…, test/<class>/… made of the stripes."""
+    for name in ("across", "diagonal", "down"):
+        files = sorted((shapes / "train" / name).iterdir())
+        (root / "labeled" / name).mkdir(parents=True)
+        (root / "unlabeled").mkdir(exist_ok=True)
+        for file in files[:labeled]:
+            shutil.copy(file, root / "labeled" / name)
+        for file in files[labeled:12]:
+            shutil.copy(file, root / "unlabeled" / f"{name}-{file.name}")
+        shutil.copytree(shapes / "test" / name, root / "test" / name)
+    return root
+
+
+def test_run_directory(run: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert {"recipe.toml", "split.json", "metrics.jsonl", "checkpoints", "classifier", "meta.json"} <= names
+    meta = json.loads((run / "meta.json").read_text())
+    assert meta["labeled"] == 12 and meta["unlabeled"] == 72 and meta["test"] == 24
+    assert meta["versions"]["torch"] and meta["data_fingerprint"] and meta["seconds"] > 0
+    size = sum(path.stat().st_size for path in (run / "classifier").iterdir())
+    assert size < 200_000, "the classifier holds the trained parameters, not the backbone"
+
+
+def test_predict(run: Path, shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"not a picture")
+    shutil.copy(shapes / "test" / "down" / "00.png", tmp_path / "good.png")
+    call(
+        "predict",
+        run,
+        tmp_path,
+        shapes / "test" / "across" / "00.png",
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "out.csv",
+    )
+    with open(tmp_path / "out.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [Path(row["path"]).name for row in rows] == ["good.png", "00.png"]
+    assert all(row["label"] in ("across", "diagonal", "down") and 0 < float(row["confidence"]) <= 1 for row in rows)
+    assert "skipped" in capsys.readouterr().err
+    call("predict", run, tmp_path / "good.png", "--top", "3", "--device", "cpu")
+    header, row = capsys.readouterr().out.strip().splitlines()
+    assert header == "path,label,confidence,label2,confidence2,label3,confidence3" and len(row.split(",")) == 7
+
+
+def test_evaluate(run: Path, shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call("evaluate", run, "--device", "cpu", "--json")
+    result = json.loads(capsys.readouterr().out)
+    assert result["accuracy"] == pytest.approx(json.loads((run / "meta.json").read_text())["accuracy"])
+    assert result["images"] == 24 and [name for name, _, _ in result["classes"]] == ["across", "diagonal", "down"]
+    call("evaluate", run, shapes / "train", "--device", "cpu", "--json")
+    assert json.loads(capsys.readouterr().out)["images"] == 72
+
+
+def test_own_folder(shapes: Path, tmp_path: Path) -> None:
+    call("train", own_data(tmp_path / "data", shapes), "--out", tmp_path / "run", *TINY)
+    meta = json.loads((tmp_path / "run" / "meta.json").read_text())
+    assert (meta["labeled"], meta["unlabeled"], meta["test"]) == (9, 36, 24)
+
+
+def test_table(shapes: Path, tmp_path: Path) -> None:
+    data = own_data(tmp_path / "data", shapes)
+    with open(data / "table.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "label"])
+        for path in sorted((data / "labeled").rglob("*.png")):
+            writer.writerow([path.relative_to(data), path.parent.name])
+        for path in sorted((data / "unlabeled").iterdir()):
+            writer.writerow([path.relative_to(data), ""])
+    call("train", data / "table.csv", "--out", tmp_path / "run", *TINY)
+    meta = json.loads((tmp_path / "run" / "meta.json").read_text())
+    assert (meta["labeled"], meta["unlabeled"], meta["test"], meta["accuracy"]) == (9, 36, 0, None)
+
+
+def odd_images(folder: Path) -> None:
+    """Every flavour of image that is fine, and some that are not."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    picture = Image.fromarray(pixels)
+    picture.convert("L").save(folder / "grey.png")
+    picture.convert("P").save(folder / "palette.png")
+    picture.convert("CMYK").save(folder / "cmyk.jpg")
+    picture.convert("RGBA").save(folder / "alpha.png")
+    Image.fromarray(rng.integers(0, 65536, (40, 30), dtype=np.uint16)).save(folder / "sixteen.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.save(folder / "rotated.jpg", exif=exif)
+    picture.save(folder / "whole.jpg")
+    (folder / "cut.jpg").write_bytes((folder / "whole.jpg").read_bytes()[:300])
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "text.png").write_text("no image")
+
+
+def test_broken_images_are_skipped_and_listed(shapes: Path, tmp_path: Path) -> None:
+    data = own_data(tmp_path / "data", shapes)
+    odd_images(data / "unlabeled")
+    (data / "unlabeled" / "loop").symlink_to(data / "unlabeled")
+    call("train", data, "--out", tmp_path / "run", *TINY)
+    with open(tmp_path / "run" / "skipped.csv", newline="") as file:
+        skipped = {Path(row["image"]).name: row["reason"] for row in csv.DictReader(file)}
+    assert set(skipped) == {"cut.jpg", "empty.png", "text.png"} and "0 bytes" in skipped["empty.png"]
+    assert json.loads((tmp_path / "run" / "meta.json").read_text())["unlabeled"] == 36 + 7
+    with pytest.raises(FinesslError, match="3 images cannot be used"):
+        call("train", data, "--out", tmp_path / "strict", "--strict", *TINY)
+
+
+def test_mistakes_in_the_data(shapes: Path, tmp_path: Path) -> None:
+    def fails(message: str, data: object, *words: str) -> None:
+        with pytest.raises(FinesslError, match=message):
+            call("train", str(data), "--out", tmp_path / "run", *words, *TINY)
+
+    (tmp_path / "empty").mkdir()
+    fails("no images|no image|empty", tmp_path / "empty")
+    fails("cifar100", "cifar-100")
+    fails("no such|neither|not a", tmp_path / "nowhere")
+    fails("labels_per_class|labels-per-class", shapes)  # all labels known: how many to keep?
+    fails("across has 24 of 99", shapes, "-n", "99")
+    one = tmp_path / "one" / "train" / "only"
+    one.mkdir(parents=True)
+    shutil.copy(shapes / "train" / "down" / "00.png", one)
+    fails("two classes", tmp_path / "one", "-n", "1")
+    data = own_data(tmp_path / "data", shapes)
+    (data / "labeled" / "fourth").mkdir()
+    fails("fourth", data)
+    (data / "labeled" / "fourth").rmdir()
+    (data / "test" / "other").mkdir()
+    shutil.copy(shapes / "train" / "down" / "00.png", data / "test" / "other")
+    fails("unknown to the training data: other", data)
+    table = tmp_path / "table.csv"
+    for text, message in (
+        ("file,label\na.png,x\n", "no column 'path'"),
+        ("path,label\nno.png,x\nno2.png,y\n", "no.png"),
+        ("path,label\n", "no rows"),
+    ):
+        table.write_text(text)
+        fails(message, table)
+
+
+def test_mistakes_in_the_options(shapes: Path, tmp_path: Path) -> None:
+    def fails(message: str, *words: str) -> None:
+        with pytest.raises(FinesslError, match=message):
+            call("train", shapes, "--out", tmp_path / "run", "-n", "2", *TINY, *words)
+
+    fails("unknown method 'fixmach'; did you mean fixmatch", "--method", "fixmach")
+    fails("unknown tuning 'lorra'", "--tuning", "lorra")
+    fails("no option 'alfa'; did you mean alpha", "--set", "method.alfa=3")
+    fails("unknown backbone", "--backbone", "vit_tinny_patch16_224")
+    fails("no weights file at nowhere", "--weights", "nowhere.safetensors")
+    fails("device 'cuda:99' cannot be used", "--device", "cuda:99")
+    fails("should be at least 1", "--steps", "0")
+
+
+def test_unwritable_place(shapes: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FinesslError, match="cannot write to"):
+        call("train", shapes, "--out", tmp_path / "file" / "run", "-n", "2", *TINY)
+
+
+def test_full_disk(shapes: Path, tmp_path: Path) -> None:
+    """The checkpoint before stays whole, and the same command goes on from it."""
+    import errno
+
+    from finessl.training import checkpoint
+
+    original, saves = checkpoint.save_file, []
+
+    def save_file(tensors: dict, path: Path) -> None:
+        saves.append(path)
+        if len(saves) == 3:
+            Path(path).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(tensors, path)
+
+    words = ["train", shapes, "--out", tmp_path / "run", "-n", "2", "--checkpoint-seconds", "0", *TINY, "--steps", "6"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", save_file)
+        with pytest.raises(FinesslError, match="No space left on device. Free some space"):
+            call(*words)
+    found = checkpoint.newest(tmp_path / "run" / "checkpoints")
+    assert found is not None and found[1]["step"] == 2
+    call(*words)
+    assert json.loads((tmp_path / "run" / "meta.json").read_text())["finished"]
+
+
+def test_split_is_written_and_used(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call("split", shapes, "-n", "2", "--seed", "5", "--out", tmp_path / "split.json")
+    assert "across" in capsys.readouterr().out and (tmp_path / "split.png").stat().st_size > 1000
+    call("train", shapes, "--out", tmp_path / "run", "--split", tmp_path / "split.json", *TINY)
+    written, used = (json.loads(p.read_text()) for p in (tmp_path / "split.json", tmp_path / "run" / "split.json"))
+    assert written == used and written["seed"] == 5
+    with pytest.raises(FinesslError, match="does not belong"):
+        call("train", "sample", "--out", tmp_path / "other", "--split", tmp_path / "split.json", *TINY)
+
+
+def test_inspect(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = own_data(tmp_path / "data", shapes)
+    odd_images(data / "unlabeled")
+    shutil.copy(data / "test" / "down" / "00.png", data / "unlabeled" / "leak.png")
+    call("inspect", data)
+    text = capsys.readouterr().out
+    for finding in (
+        "3 classes, 9 labeled",
+        "3 cannot be read",
+        "1 test images that are also in the training set",
+        "leak.png",
+    ):
+        assert finding in text
+
+
+def test_list_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    call("list", "--options")
+    text = capsys.readouterr().out
+    for name in (
+        "finessl",
+        "debiaspl",
+        "adaptformer",
+        "clip-vit-b16",
+        "semi-aves",
+        "long-tailed",
+        "released",
+        "alpha = 8.0",
+    ):
+        assert name in text
+    with pytest.raises(FinesslError, match="did you mean methods"):
+        call("list", "method")
+    call("doctor")
+    text = capsys.readouterr().out
+    assert "torch" in text and "embedded backbone" in text
+
+
+def test_heavy_imports_wait() -> None:
+    """`import finessl` and --help import neither torch nor timm (which take seconds)."""
+    for code in ("import finessl", "import finessl.cli"):
+        probe = (
+            f"import sys; {code}; print(sorted(n for n in ('torch', 'timm', 'matplotlib', 'PIL') if n in sys.modules))"
+        )
+        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "[]", code
+
+
+def test_mistake_without_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "finessl", "train", str(tmp_path / "nowhere"), "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and done.stderr.startswith("finessl: ") and "Traceback" not in done.stderr
