@@ -84,11 +84,11 @@ class Recipe:
 
     @classmethod
     def read(cls, file: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Recipe:
-        """The defaults, then the TOML file, then `overrides` by dotted name."""
+        """The defaults, then the TOML file, then `overrides` by dotted name (names before options: see `merge`)."""
         tree = cls().tree()
         if file is not None:
             merge(tree, read_toml(find_recipe(file)), str(file))
-        for name, value in (overrides or {}).items():
+        for name, value in sorted((overrides or {}).items(), key=lambda item: not item[0].endswith(".name")):
             *path, last = name.split(".")
             merge(tree, {path[0]: {last: value}} if path else {last: value}, f"--set {name}")
         return cls.from_tree(tree)

@@ -18,6 +18,11 @@ def test_defaults_are_the_papers() -> None:
     assert (recipe.method.name, recipe.tuning.name, recipe.head.name) == ("finessl", "vpt-deep", "cosine")
 
 
+def test_options_stay_whatever_the_order() -> None:
+    for fields in ({"method.name": "fixmatch", "method.threshold": 0.9}, {"method.threshold": 0.9, "method.name": "fixmatch"}):
+        assert Recipe.read(None, fields).method == Choice("fixmatch", {"threshold": 0.9})
+
+
 def test_toml_round_trip(tmp_path: Path) -> None:
     recipe = Recipe.read(
         None,

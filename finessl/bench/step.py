@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from finessl.bench.timing import matmul_rate, peak_memory, reset_memory, synchronize
 from finessl.data.dataset import Dataset
@@ -167,7 +168,7 @@ def encoder_flops(experiment: Experiment) -> float:
     for i, block in enumerate(model.blocks):
         rows = tokens + carried
         active = 1 if i == encoder.depth - 1 and model.global_pool == "token" else rows
-        hidden = block.mlp.fc1.out_features
+        hidden = next(m for m in block.mlp.fc1.modules() if isinstance(m, nn.Linear)).out_features  # may be wrapped
         macs += 2 * rows * width * width + active * (2 * width * width + 2 * width * hidden)
         macs += 2 * active * (rows + prompts) * width
     return 2.0 * macs

@@ -1,4 +1,4 @@
-"""The command line: `finessl train | evaluate | predict | split | inspect | demo | compare | probe | list | bench | doctor`.
+"""The command line: `finessl train | evaluate | predict | split | inspect | figure | report | demo | compare | paper | probe | list | bench | doctor`.
 
 Each verb is a thin function in a module of its own; torch and timm are imported inside, so that --help is fast.
 """
@@ -21,7 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-from finessl.cli import benchmarks, data, demo, listing, predict, train  # noqa: E402, F401 - each adds its verbs to `app`
+from finessl.cli import benchmarks, data, demo, grid, listing, predict, report, train  # noqa: E402, F401 - each adds its verbs to `app`
 
 
 def main() -> None:

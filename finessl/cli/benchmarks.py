@@ -61,3 +61,66 @@ def step(
     print(
         f"  peak memory {about['peak_memory_gb']:.2f} GB, first step (with compilation) {about['compile_seconds']:.1f} s"
     )
+
+
+@bench.command()
+def tuning(
+    backbone: Annotated[str, typer.Option(help="Alias or timm name; random weights.")] = "clip-vit-b16",
+    tunings: Annotated[str, typer.Option(help="Names separated by commas, or 'all' that fit.")] = "all",
+    image_size: Annotated[int | None, typer.Option(help="Pixels at the input.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Labeled images a step.")] = 32,
+    strong_views: Annotated[int, typer.Option(help="Strong views per unlabeled image.")] = 2,
+    repeats: Annotated[int, typer.Option(help="Steps to time.")] = 10,
+    compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Step time, memory and parameters of each tuning strategy, side by side; ratios against vpt-deep."""
+    from dataclasses import asdict
+
+    from finessl.bench.tuning import bench_tunings
+    from finessl.catalog import registry
+    from finessl.compare import axis_values
+    from finessl.recipe import Recipe
+    from finessl.training.loop import resolve_device
+
+    names = axis_values(tunings, registry("tunings").names(), "tunings")
+    recipe = Recipe.read(None, {
+        "data.image_size": image_size, "data.strong_views": strong_views, "split.labels_per_class": 4,
+        "model.backbone": backbone, "model.pretrained": backbone == "embedded", "train.batch_size": batch_size,
+    })  # fmt: skip
+    target = resolve_device(device)
+    rows = bench_tunings(recipe, names, target, repeats=repeats, compile=compile_)
+    if json_:
+        print(json.dumps([asdict(row) for row in rows]))
+        return
+    base = next((row.step for row in rows if row.name == "vpt-deep"), rows[0].step if rows else 1.0)
+    memory = "GPU memory" if target.type == "cuda" else "peak memory (of the whole process so far)"
+    print(f"{backbone}, {batch_size} labeled + {batch_size} weak + {strong_views} × {batch_size} strong, on {target}\n")
+    print(f"{'tuning':<13}{'trained':>12}{'ms a step':>12}{'ratio':>8}   {memory}")
+    for row in rows:
+        print(f"{row.name:<13}{row.trained:>12,}{row.step:>12.1f}{row.step / base:>8.2f}   {row.memory / 1e9:.2f} GB")
+
+
+@bench.command()
+def augment(
+    size: Annotated[int, typer.Option(help="Pixels of a view.")] = 224,
+    source_size: Annotated[int, typer.Option(help="Pixels of the stored images.")] = 32,
+    batch: Annotated[int, typer.Option(help="Views at a time.")] = 64,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Milliseconds a view, against Pillow transforms in the main process."""
+    from dataclasses import asdict
+
+    from finessl.bench.augment import bench_augment
+    from finessl.training.loop import resolve_device
+
+    rows = bench_augment(resolve_device(device), size=size, source_size=source_size, batch=batch)
+    if json_:
+        print(json.dumps([asdict(row) for row in rows]))
+        return
+    print(f"{size}-px views of {source_size}-px images, {batch} at a time\n")
+    print(f"{'view':<10}{'ours':>10}{'Pillow':>10}{'ratio':>8}   (ms a view)")
+    for row in rows:
+        print(f"{row.view:<10}{row.ours:>10.3f}{row.pillow:>10.3f}{row.ratio:>8.1f}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from timm.layers import LayerNorm
+from timm.layers import LayerNorm, PatchEmbed
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -52,6 +52,18 @@ def layer_norm(norm: nn.Module, x: Tensor) -> Tensor:
         return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
 
 
+def embed_patches(embed: nn.Module, images: Tensor) -> Tensor:
+    """Patches [n, patches, dim]. Where they do not overlap, as one matrix product on the cut-up image: a GPU's
+    convolution of the same thing takes many times as long."""
+    proj = getattr(embed, "proj", None)
+    size = tuple(images.shape[-2:])
+    if type(embed) is not PatchEmbed or not isinstance(proj, nn.Conv2d) or not embed.flatten or embed.img_size != size:
+        return embed(images)
+    (height, width), weight = embed.patch_size, proj.weight.flatten(1)
+    cut = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # [n, 3, rows, height, columns, width]
+    return embed.norm(F.linear(cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2), weight, proj.bias))
+
+
 def project(linear: nn.Module, x: Tensor, rows: slice) -> Tensor:
     """The outputs `rows` of a linear layer, or of one that a strategy has wrapped (see tuning/)."""
     if isinstance(linear, nn.Linear):
@@ -90,7 +102,7 @@ class ViTEncoder(Encoder):
 
     def forward(self, images: Tensor) -> Tensor:
         model = self.model
-        x = model.patch_embed(images)
+        x = embed_patches(model.patch_embed, images)
         x = model._pos_embed(x).to(x.dtype)  # under autocast the residual stream keeps the compute dtype
         x = layer_norm(model.norm_pre, model.patch_drop(x))
         if self.tokens is not None:

@@ -33,6 +33,7 @@ from finessl.models.encoder import freeze_dtype
 from finessl.models.network import Network
 from finessl.recipe import Recipe
 from finessl.training import checkpoint
+from finessl.training.diagnostics import Diagnostics, hidden_truth, look_back
 from finessl.training.distributed import Processes, processes
 from finessl.training.evaluate import accuracy, encode
 from finessl.training.experiment import Experiment, prepare
@@ -116,7 +117,7 @@ class Training:
         self.training_step = TrainingStep(network, method, self.optimizer, recipe.train, device, self.precision, team)
         self.loader = self.experiment.loader(team, DTYPES[self.precision])
         self.prefetcher = Prefetcher(self.loader, recipe.train.steps)
-        self.truth = torch.from_numpy(self.experiment.truth).to(device)
+        self.diagnostics = Diagnostics(method, hidden_truth(self.experiment), device)
         self.step = 0
         self.elapsed = 0.0  # seconds spent in earlier tries
         self.names: list[str] = []
@@ -125,6 +126,7 @@ class Training:
         self.latest: dict[str, float] = {}
         self.metrics_size = 0
         self.accuracy: float | None = None
+        self.test_logits: Tensor | None = None
         self.resume()
         if self.precision != "fp32":
             freeze_dtype(network.encoder, DTYPES[self.precision])
@@ -155,6 +157,8 @@ class Training:
                 # once in a while: a line of metrics, an evaluation, a checkpoint
                 if self.step % settings.log_every == 0 or self.step == train.steps:
                     self.write_metrics()
+                if self.step % train.epoch_steps == 0 or self.step == train.steps:
+                    self.write_diagnostics()
                 if (eval_every and self.step % eval_every == 0) or self.step == train.steps:
                     self.evaluate()
                 now = time.monotonic()
@@ -214,7 +218,7 @@ class Training:
         """Add this step's statistics up on the device; nothing is fetched."""
         statistics = {"loss": result.loss.detach(), **result.statistics}
         if result.pseudo is not None and index is not None:
-            truth = self.truth[index]
+            truth = self.diagnostics.truth[index]
             known = (truth >= 0) & (result.pseudo >= 0)
             statistics["pseudo_known"] = known.float().mean()
             statistics["pseudo_correct"] = ((result.pseudo == truth) & known).float().mean()
@@ -240,6 +244,11 @@ class Training:
             phase = self.experiment.method.phase(self.step - 1)
             lr = self.recipe.train.lr * lr_factor(self.recipe.train, self.step - 1, phase)
             self.log.write({"kind": "train", "step": self.step, "lr": lr, **row})
+
+    def write_diagnostics(self) -> None:
+        line = self.diagnostics.take(self.step)
+        if self.log and line:
+            self.log.write(line)
 
     def predict(self, store: PixelStore, indices: np.ndarray | None = None, label: str = "evaluating") -> Tensor:
         """Logits of the main head for whole images, without augmentation."""
@@ -305,8 +314,10 @@ class Training:
             "totals": None if self.totals is None else self.totals.cpu(),
             "totalled": self.totalled,
             "accuracy": self.accuracy,
+            "latest": self.latest,
             "metrics_size": self.log.sync(),
             "elapsed": self.elapsed + time.monotonic() - self.started,
+            "diagnostics": self.diagnostics.state(),
             **self.training_step.state(),
         }
         checkpoint.save(self.run.checkpoints, self.step, trained, state)
@@ -318,7 +329,9 @@ class Training:
         trained, state = found
         self.experiment.network.load_trained(trained)
         self.training_step.load(state)
+        self.diagnostics.load(state["diagnostics"])
         self.step, self.accuracy, self.elapsed = state["step"], state["accuracy"], state["elapsed"]
+        self.latest = state["latest"]
         self.names, self.totalled, self.metrics_size = state["names"], state["totalled"], state["metrics_size"]
         self.totals = None if state["totals"] is None else state["totals"].to(self.device)
         self.use_pool()
@@ -331,12 +344,15 @@ class Training:
         experiment = self.experiment
         export_classifier(self.run.classifier, experiment)
         if experiment.test_store is not None:
+            if self.test_logits is None:  # stopped between the last checkpoint and here
+                self.test_logits = self.predict(experiment.test_store, experiment.test_index).cpu()
             np.savez_compressed(
                 self.run.path / "predictions.npz",
                 logits=self.test_logits.numpy(),
                 labels=experiment.test_labels,
                 index=experiment.test_index,
             )
+        look_back(self.run.path, experiment, precision=self.precision, progress=self.display.update)
         trained, total = experiment.network.count()
         meta = {
             "finished": True,

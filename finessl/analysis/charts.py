@@ -1,0 +1,176 @@
+"""Drawings on one pair of axes each; figures.py puts them together as the paper does, report.py one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from finessl.analysis.metrics import Interval, Reliability, ratio
+from finessl.analysis.runs import Outcome
+from finessl.analysis.style import COLOURS, DASHES, GROUPS, HATCHES, INK, MARKERS, MUTED, PAPER
+
+Series = tuple[np.ndarray, np.ndarray]
+FEW_POINTS = 12  # up to so many are marked, one by one
+NAMED = 25  # classes whose names fit on an axis
+NAMES = {"novel": "novel class (OOD)", "unknown": "class not known"}
+
+
+def draw_lines(axes: Any, series: Mapping[str, Series], xlabel: str, ylabel: str, *, percent: bool = False) -> bool:
+    """One line for each name that has points."""
+    for number, (name, (x, y)) in enumerate(series.items()):
+        if len(x):
+            colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+            mark = MARKERS[number % len(MARKERS)] if len(x) <= FEW_POINTS else None
+            axes.plot(x, y, linestyle=dash, color=colour, marker=mark, label=name)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    if percent:
+        as_percent(axes.yaxis)
+    finish(axes)
+    return bool(axes.lines)
+
+
+def draw_shares(axes: Any, counts: Mapping[str, np.ndarray]) -> bool:
+    """How often each class is the pseudo-label, most favoured first, in even shares: a flat line at 1 has no bias."""
+    for number, (name, values) in enumerate(counts.items()):
+        share = np.sort(values)[::-1] * len(values) / values.sum()
+        x = np.arange(len(share) + 1)
+        y = np.append(share, share[-1])
+        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+        axes.fill_between(x, y, step="post", color=colour, alpha=0.16, linewidth=0)
+        axes.step(x, y, where="post", color=colour, linestyle=dash, label=name)
+    if not counts:
+        return False
+    axes.axhline(1, color=MUTED, lw=0.9)
+    axes.annotate("even", (1, 1), (-2, 3), ("axes fraction", "data"), "offset points", ha="right", color=MUTED)
+    axes.set(xlabel="classes, most favoured first", ylabel="pseudo-labels, in even shares")
+    axes.set_xlim(0, max(len(values) for values in counts.values()))
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    finish(axes)
+    return True
+
+
+def draw_groups(axes: Any, bins: Mapping[str, np.ndarray], xlabel: str, scale: float = 1.0, width: int = 5) -> bool:
+    """Histograms of confidence over groups of images, each as shares of its group; `scale` multiplies confidence (κ)."""
+    for group, counts in bins.items():
+        colour, dash, hatch = GROUPS[group]
+        share = counts.reshape(-1, width).sum(1) / counts.sum()
+        edges = np.linspace(0, scale, len(share) + 1)
+        axes.stairs(share, edges, fill=True, color=colour, alpha=0.2, hatch=hatch or None, edgecolor=colour, lw=0)
+        axes.stairs(share, edges, color=colour, linestyle=dash, lw=1.6, label=NAMES.get(group, group))
+    axes.set(xlabel=xlabel, ylabel="share of the group")
+    axes.set_xlim(0, max(1.0, scale))
+    as_percent(axes.yaxis)
+    finish(axes)
+    return bool(bins)
+
+
+def draw_reliability(axes: Any, runs: Mapping[str, Reliability]) -> bool:
+    """Accuracy against confidence: below the diagonal, the model claims too much."""
+    axes.plot([0, 1], [0, 1], color=MUTED, lw=0.9, zorder=1)
+    axes.annotate("as sure as right", (0.03, 0.03), rotation=45, rotation_mode="anchor", xytext=(0, 5),
+                  textcoords="offset points", color=MUTED, transform_rotates_text=True)  # fmt: skip
+    for number, (name, bins) in enumerate(runs.items()):
+        some = bins.count > 0
+        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+        mark = MARKERS[number % len(MARKERS)]
+        axes.plot(bins.confidence[some], bins.accuracy[some], linestyle=dash, color=colour, lw=1.2, label=name)
+        size = 8 + 110 * bins.count[some] / bins.count.sum()
+        axes.scatter(bins.confidence[some], bins.accuracy[some], s=size, color=colour, marker=mark, zorder=3, lw=0)
+    axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
+    as_percent(axes.xaxis)
+    as_percent(axes.yaxis)
+    finish(axes)
+    return bool(runs)
+
+
+def draw_bars(
+    axes: Any,
+    places: Sequence[str],
+    bars: Mapping[str, Sequence[float | None]],
+    ylabel: str,
+    intervals: Mapping[str, Sequence[Interval | None]] | None = None,
+) -> bool:
+    """Groups of bars: `bars[name][i]` stands at `places[i]`."""
+    width = 0.8 / max(len(bars), 1)
+    for number, (name, values) in enumerate(bars.items()):
+        x = np.arange(len(places)) + (number - (len(bars) - 1) / 2) * width
+        y = np.array([np.nan if value is None else value for value in values], float)
+        colour, hatch = COLOURS[number % len(COLOURS)], HATCHES[number % len(HATCHES)]
+        axes.bar(x, y, width * 0.92, color=colour, hatch=hatch, edgecolor=PAPER, lw=0, label=name)
+        for at, value, interval in zip(x, y, (intervals or {}).get(name, [None] * len(x)), strict=True):
+            if interval is not None:
+                axes.plot([at, at], interval, color=INK, lw=1.1)
+            if np.isfinite(value):
+                top = value if interval is None else max(value, interval.high)
+                text = f"{100 * value:.1f}"
+                axes.annotate(text, (at, top), (0, 2), textcoords="offset points", ha="center", fontsize=8, color=INK)
+    axes.set_xticks(np.arange(len(places)), places)
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylabel(ylabel)
+    as_percent(axes.yaxis)
+    finish(axes, always=len(bars) > 1)
+    return bool(bars)
+
+
+def draw_confusion(axes: Any, table: np.ndarray, classes: Sequence[str]) -> bool:
+    """Rows are true classes; a cell is the share of the row's images. Dark on the diagonal is good."""
+    share = table / np.maximum(table.sum(1, keepdims=True), 1)
+    count = len(classes)
+    axes.grid(False)
+    for (i, j), value in np.ndenumerate(share):
+        if table[i, j]:
+            colour = COLOURS[0] if i == j else COLOURS[1]
+            axes.add_patch(patch((j - 0.5, i - 0.5), colour, float(value)))
+            if count <= 12:
+                axes.text(j, i, f"{100 * value:.0f}", ha="center", va="center", fontsize=8,
+                          color=PAPER if value > 0.55 else INK)  # fmt: skip
+    axes.set(xlim=(-0.5, count - 0.5), ylim=(count - 0.5, -0.5), xlabel="given class", ylabel="true class", aspect=1)
+    names = [shorten(name) for name in classes]
+    axes.set_xticks(range(count), names, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(count), names)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return True
+
+
+def patch(corner: tuple[float, float], colour: str, value: float) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(corner, 1, 1, facecolor=colour, alpha=0.08 + 0.92 * value, edgecolor="none")
+
+
+def draw_recalls(axes: Any, runs: Sequence[Outcome], order: np.ndarray) -> bool:
+    """Each class's recall in each run, one row a class."""
+    for number, outcome in enumerate(runs):
+        if outcome.test is not None:
+            table = outcome.test.confusion
+            recall = ratio(np.diag(table), table.sum(1))
+            axes.scatter(recall[order], np.arange(len(order)), s=34, marker=MARKERS[number % len(MARKERS)],
+                         color=COLOURS[number % len(COLOURS)], label=outcome.label, zorder=3, lw=0)  # fmt: skip
+    axes.grid(True, axis="x")
+    axes.set(xlabel="recall", xlim=(0, 1.03), ylim=(len(order) - 0.4, -0.6))
+    axes.set_yticks(range(len(order)), [shorten(runs[-1].classes[k]) for k in order])
+    as_percent(axes.xaxis)
+    finish(axes)
+    return bool(axes.collections)
+
+
+def finish(axes: Any, always: bool = False) -> None:
+    """A legend above the axes, left, where there is more than one thing to name."""
+    handles, names = axes.get_legend_handles_labels()
+    if len(names) > 1 or (always and names):
+        columns = 1 if max(map(len, names)) > 26 else min(len(names), 3)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2, columnspacing=1.4)
+
+
+def as_percent(axis: Any) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
+
+
+def shorten(name: str, most: int = 18) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"

@@ -1,0 +1,134 @@
+"""How good is a classifier when no test image has a label? And which labels and images look odd?
+
+The classifier was trained on every label there is, so its answers for the labeled images say nothing. What is left is
+the pretrained backbone as it was before tuning: a ridge classifier on its features, cross-validated on the labeled
+images, is an honest test of "frozen features and these labels". Tuning usually does better, so that is a cautious
+figure; the classifier's own mean confidence is usually too high. The truth mostly lies between; neither is a bound.
+Temperature scaling on the held-out answers makes the ridge classifier's probabilities believable, and what they give to
+the tuned classifier's answers for unlabeled images is a second opinion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from finessl.analysis.metrics import Interval, fit_temperature, softmax, wilson
+from finessl.analysis.runs import Outcome
+
+ENOUGH = 50  # held-out labels from which a temperature is worth fitting
+STRANGE = 0.05  # share of labeled images that are called strange, by definition of the threshold
+FOLDS = 5
+SHARP = 0.1  # temperature of the ridge scores, about 0 … 1, while there are too few labels to fit one
+
+
+@dataclass(frozen=True)
+class SecondOpinion:
+    """The pretrained backbone's view of a run."""
+
+    labels: int  # labels that could be held out: of classes with two or more
+    accuracy: float  # cross-validated, of frozen features with these labels
+    interval: Interval
+    probabilities: np.ndarray  # [N, C] for each labeled image, from the other folds
+    temperature: float | None  # None: too few labels
+    expected: float | None  # accuracy of the tuned classifier on unlabeled images, by these probabilities
+    agreement: float | None  # share of unlabeled images where both name the same class
+    familiarity: np.ndarray  # [m] of the unlabeled images: cosine similarity to the nearest class mean
+    threshold: float | None  # familiarity that STRANGE of the labeled images do not reach
+    strange: float | None  # share of unlabeled images below it
+
+
+def second_opinion(outcome: Outcome) -> SecondOpinion | None:
+    """None where the run kept no features, or no class has two labels."""
+    kept = outcome.features
+    if kept is None or not outcome.classes:
+        return None
+    labels, classes = kept["labels"], len(outcome.classes)
+    x, u = unit(kept["labeled_features"]), unit(kept["unlabeled_features"])
+    several = np.bincount(labels, minlength=classes)[labels] > 1
+    if not several.any():
+        return None
+    held_out = cross_validated(x, labels, classes)
+    enough = int(several.sum()) >= ENOUGH
+    temperature = fit_temperature(held_out[several], labels[several]) if enough else None
+    right = held_out.argmax(1)[several] == labels[several]
+    theirs = softmax(ridge(x, labels, classes)(u) / (temperature or SHARP)) if len(u) else None
+    expected = agreement = None
+    if theirs is not None and outcome.unlabeled is not None:
+        answers = dict(zip(outcome.unlabeled["index"].tolist(), outcome.unlabeled["label"].tolist(), strict=True))
+        named = np.array([answers[i] for i in kept["unlabeled"].tolist()])
+        agreement = float((theirs.argmax(1) == named).mean())
+        expected = float(theirs[np.arange(len(named)), named].mean()) if temperature else None
+    familiarity, threshold = familiar(x, labels, u, several, classes)
+    return SecondOpinion(
+        int(several.sum()),
+        float(right.mean()),
+        wilson(float(right.sum()), int(several.sum())),
+        softmax(held_out / (temperature or SHARP)),
+        temperature,
+        expected,
+        agreement,
+        familiarity,
+        threshold,
+        float((familiarity < threshold).mean()) if threshold is not None and len(familiarity) else None,
+    )
+
+
+def ridge(x: np.ndarray, labels: np.ndarray, classes: int) -> Callable[[np.ndarray], np.ndarray]:
+    """One-against-all least squares on centred features; the penalty is the features' mean square, which suits few
+    labels. No class is favoured for having more of them."""
+    mean = x.mean(0)
+    u, s, vt = np.linalg.svd(x - mean, full_matrices=False)
+    weight = vt.T @ ((s / (s**2 + (s**2).mean() + 1e-12))[:, None] * (u.T @ (np.eye(classes)[labels] - 1 / classes)))
+    return lambda z: (z - mean) @ weight
+
+
+def cross_validated(x: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    """[N, C] scores of every image by a fit without its fold. Each fold holds every k-th image of each class, up to
+    five folds; the only image of a class is in no fold, and its score is of a fit with it."""
+    order = np.argsort(labels, kind="stable")
+    counts = np.bincount(labels, minlength=classes)
+    place = np.empty(len(labels), int)  # within its class
+    place[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    folds = int(min(FOLDS, counts[counts > 1].min()))
+    scores = ridge(x, labels, classes)(x)
+    for fold in range(folds):
+        held = (place % folds == fold) & (counts[labels] > 1)
+        scores[held] = ridge(x[~held], labels[~held], classes)(x[held])
+    return scores
+
+
+def familiar(
+    x: np.ndarray, labels: np.ndarray, u: np.ndarray, several: np.ndarray, classes: int
+) -> tuple[np.ndarray, float | None]:
+    """Familiarity of the unlabeled images, and the threshold from labeled ones, each compared with the others only."""
+    sums = np.zeros((classes, x.shape[1]))
+    np.add.at(sums, labels, x)
+    means = unit(sums)
+    means[np.bincount(labels, minlength=classes) == 0] = 0.0
+    own = (x * unit(sums[labels] - x)).sum(1)
+    others = x @ means.T
+    others[np.arange(len(x)), labels] = -1.0
+    held_out = np.maximum(own, others.max(1))[several]
+    threshold = float(np.quantile(held_out, STRANGE)) if len(held_out) >= 1 / STRANGE else None
+    return (u @ means.T).max(1), threshold
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x, np.float64)
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+
+def doubtful_labels(outcome: Outcome, opinion: SecondOpinion) -> list[tuple[int, int, int, float]]:
+    """(position in train, label, what it looks like, by how much more probable), most doubtful first: labeled images
+    that the other labeled images, without theirs, would call something else."""
+    kept = outcome.features
+    assert kept is not None
+    labels, p = kept["labels"], opinion.probabilities
+    best, rows = p.argmax(1), np.arange(len(labels))
+    margin = p[rows, best] - p[rows, labels]
+    several = np.bincount(labels)[labels] > 1
+    order = [i for i in np.argsort(-margin, kind="stable") if margin[i] > 0 and several[i]]
+    return [(int(kept["labeled"][i]), int(labels[i]), int(best[i]), float(margin[i])) for i in order]

@@ -1,0 +1,152 @@
+"""Figures of merit from predictions, in NumPy: accuracy, calibration, detection of odd images, and how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+BINS = 15  # of the expected calibration error, as in Guo et al. 2017
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = np.asarray(logits, np.float64)
+    exponents = np.exp(shifted - shifted.max(-1, keepdims=True))
+    return exponents / exponents.sum(-1, keepdims=True)
+
+
+# ---- right and wrong ------------------------------------------------------------------------------------------------
+
+
+def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """int64 [C, C]: images of class (row) that were given class (column)."""
+    return np.bincount(labels * classes + predicted, minlength=classes * classes).reshape(classes, classes)
+
+
+def recalls(table: np.ndarray) -> np.ndarray:
+    """[C] share of each class's images that are recognised; NaN for a class without images."""
+    return ratio(np.diag(table), table.sum(1))
+
+
+def precisions(table: np.ndarray) -> np.ndarray:
+    """[C] share of right answers among those that name the class; NaN for a class that is never named."""
+    return ratio(np.diag(table), table.sum(0))
+
+
+def balanced_accuracy(labels: np.ndarray, predicted: np.ndarray, classes: int) -> float:
+    """Mean recall of the classes that have images."""
+    return float(np.nanmean(recalls(confusion(labels, predicted, classes))))
+
+
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
+
+
+# ---- confidence -----------------------------------------------------------------------------------------------------
+
+
+class Reliability(NamedTuple):
+    """What was predicted and what came true, in equal bins of confidence."""
+
+    count: np.ndarray
+    confidence: np.ndarray  # mean in the bin, NaN where it is empty
+    accuracy: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: Σ share of the bin · |accuracy − confidence|."""
+        gap = np.nan_to_num(np.abs(self.accuracy - self.confidence))
+        return float((self.count * gap).sum() / self.count.sum())
+
+
+def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> Reliability:
+    """Bins are (0, 1/b], (1/b, 2/b] … as in Guo et al."""
+    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    count = np.bincount(place, minlength=bins)
+    sums = [np.bincount(place, values, minlength=bins) for values in (confidence, correct)]
+    return Reliability(count, ratio(sums[0], count), ratio(sums[1], count))
+
+
+def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
+    return reliability(confidence, correct, bins).error
+
+
+def rectification(confidence: np.ndarray, correct: np.ndarray) -> float:
+    """κ = accuracy / mean confidence (the paper's appendix C): κ · max q is confidence brought down to the accuracy."""
+    return float(np.mean(correct) / np.mean(confidence))
+
+
+def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+    """T that minimises the mean cross-entropy of softmax(logits / T); within 0.01 … 100.
+
+    The loss is convex in β = 1/T, so the sign of its slope, E[Σ_k p_k z_k − z_y], tells on which side T lies.
+    """
+    z = np.asarray(logits, np.float64)
+    target = z[np.arange(len(z)), labels]
+    low, high = np.log(0.01), np.log(100.0)  # of β
+    for _ in range(60):
+        middle = (low + high) / 2
+        slope = ((softmax(np.exp(middle) * z) * z).sum(1) - target).mean()
+        low, high = (low, middle) if slope > 0 else (middle, high)
+    return float(np.exp(-(low + high) / 2))
+
+
+# ---- distributions --------------------------------------------------------------------------------------------------
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Of the distribution over classes, in nats; ln C when all classes are equally frequent."""
+    share = np.asarray(counts, float) / np.sum(counts)
+    share = share[share > 0]
+    return float(-(share * np.log(share)).sum())
+
+
+def distance(counts: np.ndarray, others: np.ndarray) -> float:
+    """Total variation: the share of the first that would have to change class to be distributed like the second."""
+    return float(np.abs(counts / np.sum(counts) - others / np.sum(others)).sum() / 2)
+
+
+def auroc(inside: np.ndarray, outside: np.ndarray) -> float:
+    """The chance that an image that belongs gets a higher score than one that does not (ties count half)."""
+    scores = np.concatenate([inside, outside])
+    values, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # of equal scores, the mean rank
+    n, m = len(inside), len(outside)
+    return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
+
+
+def binned_auroc(inside: np.ndarray, outside: np.ndarray) -> float:
+    """The same from two histograms over the same bins; images in one bin are ties."""
+    below = np.cumsum(outside) - outside
+    return float((inside * (below + outside / 2)).sum() / (inside.sum() * outside.sum()))
+
+
+# ---- how sure -------------------------------------------------------------------------------------------------------
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+def wilson(right: float, count: int) -> Interval:
+    """95 % interval of a share (Wilson 1927); unlike the bootstrap it does not collapse when all are right."""
+    z2 = 1.959964**2
+    share = right / count
+    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = np.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count**2))) / (1 + z2 / count)
+    return Interval(float(max(middle - half, 0.0)), float(min(middle + half, 1.0)))
+
+
+def bootstrap(
+    statistic: Callable[..., float], *arrays: np.ndarray, resamples: int = 1000, seed: int = 0, level: float = 0.95
+) -> Interval:
+    """Percentile interval of a statistic of images: rows are drawn anew with replacement, alike from all arrays."""
+    rng, count = np.random.default_rng(seed), len(arrays[0])
+    values = []
+    for _ in range(resamples):
+        rows = rng.integers(0, count, count)
+        values.append(statistic(*(array[rows] for array in arrays)))
+    tail = (1 - level) / 2
+    return Interval(*(float(value) for value in np.nanquantile(values, [tail, 1 - tail])))

@@ -1,0 +1,204 @@
+"""What a run left behind, read for figures and reports. What is not there is None, and `missing` says so in words."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import json
+
+import numpy as np
+
+from finessl.analysis import metrics
+from finessl.errors import FinesslError
+from finessl.recipe import Recipe
+from finessl.training.rundir import RunDirectory
+
+
+@dataclass
+class Predictions:
+    """The classifier's answers for the test images."""
+
+    logits: np.ndarray  # [n, C]
+    labels: np.ndarray
+    index: np.ndarray  # positions in the data set's test images
+
+    @cached_property
+    def probabilities(self) -> np.ndarray:
+        return metrics.softmax(self.logits)
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        return self.logits.argmax(1)
+
+    @cached_property
+    def confidence(self) -> np.ndarray:
+        return self.probabilities.max(1)
+
+    @cached_property
+    def correct(self) -> np.ndarray:
+        return self.predicted == self.labels
+
+    @cached_property
+    def confusion(self) -> np.ndarray:
+        return metrics.confusion(self.labels, self.predicted, self.logits.shape[1])
+
+
+@dataclass
+class Outcome:
+    """One run directory, read as it is: finished or not."""
+
+    run: RunDirectory
+    recipe: Recipe
+    label: str = ""
+    missing: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.label = self.label or self.recipe.method.name
+        self.meta = self.run.meta()
+        self.rows = self.run.metrics()
+        self.split = self._json("split.json")
+        self.test = self._predictions()
+        self.unlabeled = self._arrays("unlabeled.npz", "labels and confidence of the unlabeled images")
+        self.features = self._arrays("features.npz", "features of the pretrained backbone")
+        if not self.meta.get("finished"):
+            where = f"it stopped, or still is, at step {self.step:,} of {self.recipe.train.steps:,}"
+            self.missing.insert(0, f"The run has not finished: {where}. Its command, given again, goes on from there.")
+
+    # ---- what it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        return self.run.path
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.meta.get("finished"))
+
+    @property
+    def step(self) -> int:
+        return max((row["step"] for row in self.rows if "step" in row), default=0)
+
+    @cached_property
+    def classes(self) -> list[str]:
+        return self.split["classes"] if self.split else []
+
+    @cached_property
+    def labels_per_class(self) -> float | None:
+        """In the mean."""
+        count = self.meta.get("labeled")
+        if count is None or not self.classes:
+            return self.recipe.split.options.get("labels_per_class")
+        return count / len(self.classes)
+
+    # ---- what it recorded -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def diagnostics(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row.get("kind") == "diagnostics"]
+
+    def series(self, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(steps, values) of one figure in metrics.jsonl."""
+        rows = [row for row in self.rows if row.get("kind") == kind and row.get(name) is not None]
+        return np.array([row["step"] for row in rows], int), np.array([row[name] for row in rows], float)
+
+    def pseudo_accuracy(self) -> tuple[np.ndarray, np.ndarray]:
+        """(steps, share of right pseudo-labels among images of known class), an epoch at a time."""
+        rows = [row for row in self.diagnostics if "truth" in row]
+        return np.array([row["step"] for row in rows], int), np.array([sum(r["right"]) / sum(r["truth"]) for r in rows])
+
+    def pseudo_entropy(self) -> tuple[np.ndarray, np.ndarray]:
+        """(steps, entropy of the pseudo-labels' distribution over classes)."""
+        rows = self.diagnostics
+        return np.array([row["step"] for row in rows], int), np.array([metrics.entropy(r["pseudo"]) for r in rows])
+
+    def histogram(self, name: str, *groups: str) -> np.ndarray | None:
+        """The last epoch's bins of confidence, confidence_aux or weight, summed over groups of images."""
+        found = self.diagnostics[-1].get(name, {}) if self.diagnostics else {}
+        chosen = [found[group] for group in groups or found if group in found]
+        return np.sum(chosen, axis=0) if chosen else None
+
+    @property
+    def accuracy(self) -> float | None:
+        if self.test is not None:
+            return float(self.test.correct.mean())
+        values = self.series("test", "accuracy")[1]
+        return float(values[-1]) if len(values) else None
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            self.missing.append(f"{name} is not there or cannot be read.")
+            return None
+
+    def _arrays(self, name: str, what: str) -> dict[str, np.ndarray] | None:
+        try:
+            with np.load(self.path / name) as file:
+                return {key: file[key] for key in file.files}
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            if self.finished:
+                self.missing.append(f"{name} is not there or cannot be read: no {what}.")
+            return None
+
+    def _predictions(self) -> Predictions | None:
+        if self.finished and not self.meta.get("test"):
+            self.missing.append("There were no test images with labels: accuracy is estimated, not measured.")
+            return None
+        arrays = self._arrays("predictions.npz", "answers for the test images")
+        return None if arrays is None else Predictions(arrays["logits"], arrays["labels"], arrays["index"])
+
+
+def read_runs(paths: Sequence[str | Path]) -> list[Outcome]:
+    """The runs at these paths; a folder of runs stands for all of them. Each is labeled by what sets it apart."""
+    folders: list[Path] = []
+    for path in map(Path, paths):
+        inside = sorted(file.parent for file in path.glob("*/recipe.toml"))
+        if (path / "recipe.toml").exists():
+            folders.append(path)
+        elif inside:
+            folders += inside
+        else:
+            raise FinesslError(f"{path} is not a run directory, nor a folder of them: there is no recipe.toml.")
+    runs = [RunDirectory(folder) for folder in dict.fromkeys(folders)]
+    recipes = [run.recipe() for run in runs]
+    return [
+        Outcome(run, recipe, label) for run, recipe, label in zip(runs, recipes, run_labels(recipes), strict=True)
+    ]
+
+
+def run_labels(recipes: Sequence[Recipe]) -> list[str]:
+    """Method, then every other field in which the recipes differ: 'finessl', or 'finessl, alpha 4, seed 1'."""
+    flats = [recipe.flat() for recipe in recipes]
+    fields = dict.fromkeys(name for flat in flats for name in flat)
+    methods = {recipe.method.name for recipe in recipes}
+    apart = []
+    for name in fields:
+        if name == "method.name" or len({repr(flat.get(name)) for flat in flats}) < 2:
+            continue
+        if name.startswith("method.") and len(methods) > 1:  # an option that only one of the methods has
+            having = [f for f in flats if name in f]
+            if len({(f["method.name"], repr(f[name])) for f in having}) == len({f["method.name"] for f in having}):
+                continue
+        apart.append(name)
+    labels = []
+    for recipe, flat in zip(recipes, flats, strict=True):
+        parts = [f"{short(name)} {plain(flat[name])}" for name in apart if flat.get(name) is not None]
+        labels.append(", ".join([recipe.method.name, *parts]))
+    return [text if labels.count(text) == 1 else f"{text} ({i})" for i, text in enumerate(labels, 1)]
+
+
+def short(name: str) -> str:
+    """'tuning.name' → 'tuning', 'method.alpha' → 'alpha', 'split.labels_per_class' → 'labels'."""
+    names = {"split.labels_per_class": "labels", "model.backbone": "", "tuning.name": "", "data.source": ""}
+    return names.get(name, name.removesuffix(".name").rpartition(".")[2]).replace("_", " ")
+
+
+def plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,74 @@
+"""`finessl bench augment`: milliseconds a view, against torchvision's Pillow transforms in the main process (as the
+released code makes its views)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch
+from PIL import Image
+
+from finessl.bench.timing import milliseconds
+from finessl.data.augment import STRONG, WEAK, normalise
+from finessl.data.store import PixelStore
+
+MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+
+
+@dataclass(frozen=True)
+class ViewCost:
+    view: str
+    ours: float  # milliseconds a view
+    pillow: float
+
+    @property
+    def ratio(self) -> float:
+        return self.pillow / self.ours
+
+
+def bench_augment(
+    device: torch.device, *, size: int = 224, source_size: int = 32, batch: int = 64, repeats: int = 10
+) -> list[ViewCost]:
+    from torchvision import transforms
+
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (batch, source_size, source_size, 3), dtype=np.uint8)
+    store = PixelStore.from_array(pixels)
+    if device.type == "cuda":
+        store.to_device(device)
+    weak, strong = WEAK["crop-flip"](size), STRONG["randaugment"](size)
+    indices = np.arange(batch)
+
+    def make(with_strong: bool) -> torch.Tensor:
+        images, _ = store.fetch(indices, device)
+        views = weak.apply(images, weak.draw(rng, store.sizes))
+        if with_strong:
+            views = strong.apply(views, strong.draw(rng, batch))
+        return normalise(views, MEAN, STD)
+
+    resized, padding = round(size * 256 / 224), round(size * 28 / 224)
+    crop = [
+        transforms.Resize(resized),
+        transforms.RandomCrop(size, padding=padding, padding_mode="reflect"),
+        transforms.RandomHorizontalFlip(),
+    ]
+    end = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    pictures = [Image.fromarray(image) for image in pixels]
+    rows = []
+    for name, with_strong in (("weak", False), ("strong", True)):
+        reference = transforms.Compose([*crop, *([transforms.RandAugment(2, 10)] if with_strong else []), *end])
+        ours = milliseconds(lambda with_strong=with_strong: make(with_strong), device, repeats=repeats) / batch
+        rows.append(ViewCost(name, ours, pillow_time(reference, pictures)))
+    return rows
+
+
+def pillow_time(transform: object, pictures: list[Image.Image]) -> float:
+    times = []
+    for picture in pictures:
+        start = time.perf_counter()
+        transform(picture)  # type: ignore[operator]
+        times.append(1000 * (time.perf_counter() - start))
+    return median(times)

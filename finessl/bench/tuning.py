@@ -1,0 +1,44 @@
+"""`finessl bench tuning`: what each tuning strategy costs: step time, memory, parameters, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from finessl.bench.step import bench_step
+from finessl.errors import FinesslError
+from finessl.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class TuningCost:
+    name: str
+    trained: int
+    step: float  # milliseconds
+    memory: int  # bytes
+
+
+def bench_tunings(
+    recipe: Recipe,
+    names: Sequence[str],
+    device: torch.device,
+    *,
+    repeats: int,
+    source_size: int = 32,
+    compile: bool | None = None,
+    say: Callable[[str], None] = print,
+) -> list[TuningCost]:
+    """One row a strategy; those that do not fit the backbone are named and left out."""
+    rows = []
+    for name in names:
+        one = Recipe.from_tree({**recipe.tree(), "tuning": {"name": name}})
+        try:
+            result = bench_step(one, device, repeats=repeats, source_size=source_size, compile=compile)
+        except FinesslError as error:
+            say(f"{name}: left out: {error}")
+            continue
+        rows.append(TuningCost(name, result.details["trained_parameters"], result.step, result.memory))
+        torch._dynamo.reset()
+    return rows

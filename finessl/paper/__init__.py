@@ -1,0 +1,8 @@
+"""The paper's tables and figures as data, and the grids of runs behind them.
+
+    finessl paper                       what there is, and what each needs
+    finessl paper main --only cifar100  run it, and print it next to the paper's values
+
+settings.toml and tables/*.toml hold the numbers and the settings; `contents` reads them, `grid` turns a table into runs,
+`needs` says what they lack, `report` puts ours beside the paper's.
+"""

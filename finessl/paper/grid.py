@@ -1,0 +1,194 @@
+"""A table as a grid of runs. Tables share runs: a run of the same recipe is found wherever it lies under --out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from finessl.compare import Cell, plain
+from finessl.errors import FinesslError
+from finessl.paper.contents import Column, Line, PaperTable
+from finessl.paper.needs import Places, lacking, locate
+from finessl.recipe import Recipe
+from finessl.registry import nearest
+from finessl.training.rundir import RunDirectory
+
+PLACES = ("data.root", "model.weights", "head.text_features")  # where things lie does not change a result
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One place of the table, with its runs: one for each seed, none where something is lacking."""
+
+    row: Line
+    column: Column
+    recipe: Recipe  # of seed 0
+    cells: list[Cell] = field(default_factory=list)
+    lacks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Grid:
+    table: PaperTable
+    entries: list[Entry]
+    seeds: int
+    scale: Fraction = Fraction(1)
+    changes: Mapping[str, Any] = field(default_factory=dict)  # dotted name → value, departures from the paper
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [cell for entry in self.entries for cell in entry.cells]
+
+    def missing(self) -> dict[str, list[str]]:
+        """What is lacking → the rows and columns that wait for it."""
+        found: dict[str, list[str]] = {}
+        for entry in self.entries:
+            for reason in entry.lacks:
+                found.setdefault(reason, []).append(f"{entry.row.name} ({entry.column.title})")
+        return found
+
+
+def make_grid(
+    table: PaperTable,
+    out: Path,
+    *,
+    only: Sequence[str] = (),
+    seeds: int = 3,
+    scale: Fraction = Fraction(1),
+    changes: Mapping[str, Any] | None = None,
+    places: Places | None = None,
+    train: bool = True,
+) -> Grid:
+    """The entries that `only` leaves, column by column. Without `train` (to show what is finished) nothing is lacking."""
+    changes = dict(changes or {})
+    runs = find_runs(out)
+    entries = []
+    for row, column in select(table, only):
+        if column.metric == "field" or row.lacks:
+            reason = [row.lacks] if row.lacks else []
+            entries.append(Entry(row, column, table.recipe(row, column), [], reason))
+            continue
+        recipe = table.recipe(row, column, nested(changes))
+        recipe = locate(scaled(recipe, scale), places or Places())
+        if train and (reasons := lacking(recipe)):
+            # what was trained elsewhere can be shown all the same
+            cells = [cell for cell in make_cells(table, row, column, recipe, seeds, runs, out) if cell.run.finished()]
+            entries.append(Entry(row, column, recipe, cells, reasons if len(cells) < seeds else []))
+        else:
+            entries.append(Entry(row, column, recipe, make_cells(table, row, column, recipe, seeds, runs, out)))
+    return Grid(table, entries, seeds, scale, changes)
+
+
+def make_cells(
+    table: PaperTable, row: Line, column: Column, recipe: Recipe, seeds: int, runs: dict[str, Path], out: Path
+) -> list[Cell]:
+    cells = []
+    for seed in range(seeds):
+        seeded = Recipe.from_tree({**recipe.tree(), "seed": seed})
+        name = ",".join(plain(part) for part in (column.group, column.name, row.name, f"steps={seeded.train.steps}"))
+        # the first place that needs a run names it; places with the same recipe find it here
+        path = runs.setdefault(identity(seeded), out / table.id / f"{name},seed={seed}")
+        cells.append(Cell({"setting": column.title, "row": row.name, "seed": seed}, seeded, RunDirectory(path)))
+    return cells
+
+
+def scaled(recipe: Recipe, scale: Fraction) -> Recipe:
+    tree = recipe.tree()
+    tree["train"]["steps"] = max(round(recipe.train.steps * scale), 1)
+    return Recipe.from_tree(tree)
+
+
+def read_scale(text: str) -> Fraction:
+    try:
+        scale = Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise FinesslError(f"--scale {text} should be a number, such as 0.1 or 1/3.") from error
+    if scale <= 0:
+        raise FinesslError(f"--scale {text} should be above 0.")
+    return scale
+
+
+def nested(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """{'train.lr': 1} → {'train': {'lr': 1}}."""
+    tree: dict[str, Any] = {}
+    for name, value in changes.items():
+        section, _, last = name.partition(".")
+        if last:
+            tree.setdefault(section, {})[last] = value
+        else:
+            tree[section] = value
+    return tree
+
+
+# ---- runs that exist already ----------------------------------------------------------------------------------------
+
+
+def find_runs(out: Path) -> dict[str, Path]:
+    """identity → run directory under `out`; a finished one before others."""
+    found: dict[str, Path] = {}
+    for file in sorted(out.rglob("recipe.toml")):
+        run = RunDirectory(file.parent)
+        try:
+            same = identity(run.recipe())
+        except FinesslError:
+            continue
+        if same not in found or run.finished():
+            found[same] = run.path
+    return found
+
+
+def identity(recipe: Recipe) -> str:
+    """Equal for recipes of equal results: without paths, and with a split written out."""
+    flat = {name: value for name, value in recipe.flat().items() if value is not None and name not in PLACES}
+    if flat["split.name"] == "auto" and "split.labels_per_class" in flat:
+        flat["split.name"] = "per-class"
+    return json.dumps(flat, sort_keys=True)
+
+
+# ---- --only ---------------------------------------------------------------------------------------------------------
+
+
+def select(table: PaperTable, only: Sequence[str]) -> list[tuple[Line, Column]]:
+    """The places that `only` names. Words of one kind (data, setting, row, strategy) are alternatives."""
+    places = [
+        (row, column) for column in table.columns for row in table.rows if (row.name, column.title) in table.values
+    ]
+    facets = [facets_of(table, row, column) for row, column in places]
+    exact = {word(row.name) for row in table.rows}
+    wanted: dict[str, set[str]] = {}
+    for text in only:
+        kinds = [kind for kind in facets[0] if any(word(text) in facet[kind] for facet in facets)]
+        if word(text) in exact:
+            kinds = ["name"]
+        if not kinds:
+            known = sorted({w for facet in facets for words in facet.values() for w in words})
+            raise FinesslError(f"--only {text}: {table.id} has no such part{nearest(word(text), known)} "
+                               f"Known: {', '.join(known)}.")  # fmt: skip
+        # 'name' and 'method' are both about rows: "supervised,finessl" asks for either
+        wanted.setdefault("row" if kinds[0] in ("name", "method") else kinds[0], set()).add(word(text))
+    return [
+        place
+        for place, facet in zip(places, facets, strict=True)
+        if all(words & (facet["name"] | (facet["method"] - exact) if kind == "row" else facet[kind])
+               for kind, words in wanted.items())
+    ]  # fmt: skip
+
+
+def facets_of(table: PaperTable, row: Line, column: Column) -> dict[str, set[str]]:
+    recipe = table.recipe(row, column)
+    return {
+        "name": {word(row.name)},
+        "method": set() if row.lacks or row.field else {word(recipe.method.name)},
+        "data": {word(column.group), word(recipe.data.source)},
+        "setting": {word(column.name)},
+        "tuning": set() if row.lacks or row.field else {word(recipe.tuning.name)},
+    }
+
+
+def word(text: str) -> str:
+    """'CIFAR-100' → 'cifar100'."""
+    return "".join(c for c in text.lower() if c.isalnum() or c in "%+.†")

@@ -1,0 +1,107 @@
+"""What a run needs besides finessl: data, the backbone's weights, class-name features. And whether they are there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from finessl.errors import FinesslError
+from finessl.recipe import Recipe, merge
+from finessl.registry import nearest
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things lie: '' → for all, else by the name of a data set or backbone."""
+
+    root: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)
+    text_features: str | None = None
+
+
+def named_places(values: Sequence[str] | None, option: str, names: Sequence[str]) -> dict[str, str]:
+    """['DIR', 'cifar100=DIR2'] → {'': 'DIR', 'cifar100': 'DIR2'}."""
+    places = {}
+    for value in values or []:
+        name, equals, path = value.partition("=")
+        if equals and name not in names:
+            raise FinesslError(f"{option} {value}: unknown name {name!r}{nearest(name, names)}")
+        places[name if equals else ""] = path if equals else value
+    return places
+
+
+def locate(recipe: Recipe, places: Places) -> Recipe:
+    """The recipe with the paths filled in."""
+    tree = recipe.tree()
+    source, backbone = recipe.data.source, recipe.model.backbone
+    if root := places.root.get(source, places.root.get("")):
+        inside = Path(root) / source
+        merge(tree, {"data": {"root": str(inside if inside.is_dir() else root)}}, "--root")
+    # a file without a name belongs to the paper's backbone: it fits no other
+    weights = places.weights.get(backbone, places.weights.get("") if backbone == Recipe().model.backbone else None)
+    if weights:
+        merge(tree, {"model": {"weights": weights}}, "--weights")
+    if recipe.head.options.get("init") == "text" and places.text_features:
+        merge(tree, {"head": {"text_features": places.text_features}}, "--text-features")
+    return Recipe.from_tree(tree)
+
+
+def lacking(recipe: Recipe) -> list[str]:
+    """What is not there, each with what to provide."""
+    options = tuple(sorted(recipe.source.options.items()))
+    found = [
+        data_lacks(recipe.data.source, recipe.data.root, options),
+        weights_lack(recipe.model.backbone, recipe.model.weights),
+    ]
+    if recipe.head.options.get("init") == "text":
+        found.append(text_lacks(recipe.model.backbone, recipe.head.options.get("text_features")))
+    return [reason for reason in found if reason]
+
+
+def kinds(recipe: Recipe) -> list[str]:
+    """What it needs, in a few words."""
+    text = ["class-name features"] if recipe.head.options.get("init") == "text" else []
+    return [recipe.data.source, recipe.model.backbone, *text]
+
+
+@functools.cache
+def data_lacks(source: str, root: str | None, options: tuple[tuple[str, Any], ...]) -> str | None:
+    from finessl.data.sources import open_dataset
+
+    if root is None and source != "sample":
+        return f"data {source}: give --root {source}=DIR"
+    try:
+        open_dataset(source, root=root, **dict(options))
+    except FinesslError as error:
+        return f"data {source}: {error}"
+    return None
+
+
+@functools.cache
+def weights_lack(backbone: str, weights: str | None) -> str | None:
+    from finessl.models import backbones
+    from finessl.models.aliases import alias_of
+
+    if weights is not None:
+        return None if Path(weights).is_file() else f"weights of {backbone}: there is no file {weights}"
+    timm_name = alias_of(backbone).timm
+    if timm_name is None:
+        return None  # built here: embedded, or from scratch
+    try:
+        backbones._check_hub(backbone, backbones._timm_config(timm_name))
+    except FinesslError:
+        return f"weights of {backbone}: the hub cannot be reached; give --weights {backbone}=FILE"
+    return None
+
+
+@functools.cache
+def text_lacks(backbone: str, file: str | None) -> str | None:
+    if file is not None:
+        return None if Path(file).is_file() else f"class-name features: there is no file {file}"
+    if find_spec("open_clip") is None or weights_lack(backbone, None):
+        return "class-name features: give --text-features FILE.npy, or pip install 'finessl[text]' and reach the hub"
+    return None

@@ -1,0 +1,147 @@
+"""Our figures beside the paper's: the difference, and whether it lies within the paper's spread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import mean, stdev
+from typing import Any
+
+from finessl.paper.contents import PaperTable, Value, read_table, table_names
+from finessl.paper.grid import Entry, Grid
+from finessl.paper.needs import Places, kinds, lacking, locate
+from finessl.recipe import Recipe
+from finessl.tabulate import Tabulated
+
+Measure = Callable[[dict[str, Any], Recipe], float | None]  # of a finished run's meta.json and the paper's recipe
+
+
+def percent(*names: str) -> Measure:
+    """The first of these figures that the run has."""
+    return lambda meta, recipe: next((100 * meta[name] for name in names if meta.get(name) is not None), None)
+
+
+METRICS: dict[str, tuple[Measure, int]] = {  # with the decimals to show
+    "accuracy": (percent("accuracy"), 2),
+    "pseudo-label accuracy": (percent("pseudo_accuracy"), 2),
+    "confidence": (percent("confidence_aux", "confidence"), 2),
+    "seconds per step": (lambda meta, recipe: meta["seconds"] / meta["steps"], 4),
+    "steps": (lambda meta, recipe: recipe.train.steps, 0),
+    "total seconds": (lambda meta, recipe: meta["seconds"] / meta["steps"] * recipe.train.steps, 1),
+}
+ANSWER = {None: "–", True: "yes", False: "no"}
+
+
+def within(ours: float, paper: Value) -> bool | None:
+    """None when the paper gives no spread."""
+    if paper.mean is None or paper.spread is None:
+        return None
+    return abs(ours - paper.mean) <= paper.spread + 1e-9  # the tables' two decimals are not exact in binary
+
+
+def tabulate(grid: Grid) -> Tabulated:
+    """A row for each place of the table, the settings one after another."""
+    if any(entry.row.field for entry in grid.entries):
+        return tabulate_settings(grid)
+    rows, records, ends = [], [], set()
+    for number, entry in enumerate(grid.entries):
+        row, record = measured_row(grid.table, entry, grid.seeds)
+        rows.append(row)
+        records.append(record)
+        if number + 1 == len(grid.entries) or grid.entries[number + 1].column != entry.column:
+            ends.add(number)
+    header = ["setting", "", "ours", "paper", "difference", "within spread", "runs"]
+    return Tabulated(caption(grid), header, rows, records, 2, frozenset(ends), notes(grid))
+
+
+def measured_row(table: PaperTable, entry: Entry, seeds: int) -> tuple[list[str], dict[str, Any]]:
+    paper = table.values[entry.row.name, entry.column.title]
+    measure, decimals = METRICS[entry.column.metric]
+    full = table.recipe(entry.row, entry.column)
+    figures = [measure(cell.run.meta(), full) for cell in entry.cells if cell.run.finished()]
+    values = [figure for figure in figures if figure is not None]
+    ours = mean(values) if values else None
+    deviation = stdev(values) if len(values) > 1 else None
+    difference = None if ours is None or paper.mean is None else ours - paper.mean
+    inside = None if ours is None else within(ours, paper)
+    shown = "–" if ours is None else f"{ours:.{decimals}f}"
+    if deviation is not None and entry.column.metric != "steps":
+        shown += f" ± {deviation:.{decimals}f}"
+    row = [
+        entry.column.title,
+        entry.row.name,
+        shown,
+        paper.text or "–",
+        "–" if difference is None else f"{difference:+.{decimals}f}".replace("-", "−"),
+        ANSWER[inside],
+        f"{len(values)}/{seeds}",
+    ]
+    record = {
+        "table": table.id, "setting": entry.column.title, "row": entry.row.name, "metric": entry.column.metric,
+        "ours": ours, "ours_std": deviation, "paper": paper.mean, "paper_std": paper.spread,
+        "difference": difference, "within_spread": inside, "finished": len(values), "runs": seeds,
+    }  # fmt: skip
+    return row, record
+
+
+def tabulate_settings(grid: Grid) -> Tabulated:
+    """The fields of the base recipe ('a / b': their quotient) beside the paper's values."""
+    rows, records = [], []
+    for entry in grid.entries:
+        assert entry.row.field is not None
+        paper = grid.table.values[entry.row.name, entry.column.title]
+        flat = entry.recipe.flat()
+        first, *rest = (flat[name] for name in entry.row.field.split(" / "))
+        ours = first // rest[0] if rest else first
+        equal = None if paper.mean is None else float(ours) == paper.mean
+        rows.append([entry.row.name, entry.row.field, str(ours), paper.text, ANSWER[equal]])
+        records.append(
+            {"row": entry.row.name, "field": entry.row.field, "ours": ours, "paper": paper.text, "equal": equal}
+        )
+    header = ["setting", "recipe field", "ours", "paper", "equal"]
+    return Tabulated(caption(grid), header, rows, records, 2, notes=notes(grid))
+
+
+def caption(grid: Grid) -> str:
+    text = f"{grid.table.number}: {grid.table.title}"
+    if grid.cells:
+        text += f". Ours: {grid.seeds} seed{'s' if grid.seeds > 1 else ''}, last step"
+    departures = [f"{name} = {value}" for name, value in grid.changes.items()]
+    if grid.scale != 1:
+        departures.insert(0, f"{grid.scale} of the paper's steps")
+    return text + (f". NOT THE PAPER'S SETTING: {', '.join(departures)}" if departures else "")
+
+
+def notes(grid: Grid) -> list[str]:
+    missing = [
+        f"lacking: {reason} [{len(places)} place{'s' if len(places) > 1 else ''}: {', '.join(places[:3])}"
+        f"{' …' if len(places) > 3 else ''}]"
+        for reason, places in grid.missing().items()
+    ]
+    return [*grid.table.notes, *missing]
+
+
+def overview(places: Places) -> Tabulated:
+    """Every table and figure: its size, what it needs, and what of that is lacking."""
+    tables = [read_table(name) for name in table_names()]
+    rows, records = [], []
+    reasons: set[str] = set()
+    for table in tables:
+        grid = [
+            table.recipe(row, column)
+            for row in table.rows
+            for column in table.columns
+            if (row.name, column.title) in table.values and not row.lacks and not row.field
+        ]
+        needed = sorted({kind for recipe in grid for kind in kinds(recipe)})
+        lacks = sorted({reason for recipe in grid for reason in lacking(locate(recipe, places))})
+        reasons.update(lacks)
+        short = sorted({reason.partition(":")[0] for reason in lacks})
+        size = f"{len(table.rows)} × {len(table.columns)}"
+        rows.append([table.id, table.number, size, table.title, ", ".join(needed) or "–", ", ".join(short) or "–"])
+        values = {f"{row}; {column}": value.text for (row, column), value in table.values.items()}
+        records.append({"id": table.id, "number": table.number, "title": table.title, "needs": ", ".join(needed),
+                        "lacks": "; ".join(lacks), "values": values})  # fmt: skip
+    header = ["name", "in the paper", "size", "what", "needs", "lacks"]
+    ends = frozenset({sum(not table.figure for table in tables) - 1})
+    more = ["finessl paper NAME runs one; --show prints its numbers and what is finished", *sorted(reasons)]
+    return Tabulated("The paper's tables and figures", header, rows, records, 6, ends, more)

@@ -1,0 +1,168 @@
+"""What happened to the pseudo-labels. Recorded and saved, never used for training or for choosing a model.
+
+While training, one line of metrics.jsonl per epoch, {"kind": "diagnostics", "step": …}, over the epoch's weak views:
+    pseudo                                [C] pseudo-labels of each class
+    truth, right                          [C] images of each class whose class is known, and those labeled rightly
+    confidence, confidence_aux, weight    group → 100 equal bins of 0 … 1: max p of either head, the method's weight
+    mean                                  the same three → group → mean
+    pace, margin                          [C] class learning pace and margin at the epoch's end, where the method has them
+Groups of images: correct, incorrect, novel (of a class the classifier does not have), unknown.
+
+After training, RUN/unlabeled.npz (what the classifier says of a sample of the unlabeled images) and RUN/features.npz
+(what the pretrained backbone, not tuned, makes of some labeled and unlabeled images: an opinion of its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from finessl.methods.base import Batch, Method, Outputs, Result
+from finessl.models.backbones import create_backbone
+from finessl.training.evaluate import encode
+from finessl.training.experiment import Experiment
+from finessl.training.rundir import writing
+
+GROUPS = ("correct", "incorrect", "novel", "unknown")
+BINS = 100
+MILLION = 1_000_000  # sums are kept in millionths: integers add up to the same in any order, on any device
+UNKNOWN, NOVEL = -1, -2
+PREDICTED, ENCODED = 10_000, 2_000  # images looked at after training, at most, by the classifier and by the backbone
+
+
+def hidden_truth(experiment: Experiment) -> np.ndarray:
+    """[M] classes of the unlabeled images; UNKNOWN: nobody knows; NOVEL: known, and none of the classifier's.
+
+    Images whose labels are trained on count as unknown: that the model repeats what it was told says nothing.
+    """
+    split, truth = experiment.split, experiment.truth.copy()
+    truth[(truth < 0) & (experiment.dataset.train_labels[split.unlabeled] >= 0)] = NOVEL
+    truth[np.isin(split.unlabeled, split.labeled)] = UNKNOWN
+    return truth
+
+
+class Diagnostics:
+    """Watches a method through a forward hook: a dozen small operations a step on the device, nothing is fetched."""
+
+    def __init__(self, method: Method, truth: np.ndarray, device: torch.device) -> None:
+        self.method = method
+        self.truth = torch.from_numpy(truth).to(device)
+        self.values = ("confidence", "confidence_aux", "weight") if method.aux else ("confidence", "weight")
+        shape = (len(self.values), len(GROUPS))
+        self.counts = torch.zeros(3, method.task.classes, dtype=torch.int64, device=device)  # pseudo, truth, right
+        self.bins = torch.zeros(*shape, BINS, dtype=torch.int64, device=device)
+        self.sums = torch.zeros(shape, dtype=torch.int64, device=device)
+        method.register_forward_hook(self.observe)
+
+    @torch.no_grad()
+    def observe(self, method: Method, inputs: tuple[Outputs, Batch], result: Result) -> None:
+        outputs, batch = inputs
+        if outputs.weak is None or result.pseudo is None or batch.index is None:
+            return
+        pseudo, truth = result.pseudo, self.truth[batch.index]
+        given = pseudo >= 0  # self-training methods leave images without a pseudo-label
+        right = given & (pseudo == truth)
+        classes = self.counts.shape[1]
+        place = torch.cat([pseudo.clamp_min(0), classes + truth.clamp_min(0), 2 * classes + truth.clamp_min(0)])
+        self.counts.view(-1).index_add_(0, place, torch.cat([given, given & (truth >= 0), right]).long())
+
+        weight = torch.ones_like(given, dtype=torch.float32) if result.weight is None else result.weight.float()
+        heads = [outputs.weak.logits] if outputs.weak.aux is None else [outputs.weak.logits, outputs.weak.aux]
+        values = torch.stack([*(head.float().softmax(1).amax(1) for head in heads), weight.clamp(0, 1)])
+        group = torch.where(truth == NOVEL, 2, torch.where(truth < 0, 3, 1 - right.long()))
+        row = len(GROUPS) * torch.arange(len(values), device=group.device)[:, None] + group
+        counted = given.long().expand_as(row)
+        column = (values * BINS).long().clamp_(0, BINS - 1)
+        self.bins.view(-1).index_add_(0, (row * BINS + column).view(-1), counted.reshape(-1))
+        self.sums.view(-1).index_add_(0, row.view(-1), ((values * MILLION).round().long() * counted).view(-1))
+
+    def take(self, step: int) -> dict[str, Any] | None:
+        """The line for metrics.jsonl, and a fresh start; None when no pseudo-label was given."""
+        counts, bins, sums = self.counts.cpu().numpy(), self.bins.cpu().numpy(), self.sums.cpu().numpy()
+        for tensor in (self.counts, self.bins, self.sums):
+            tensor.zero_()
+        if not counts[0].any():
+            return None
+        line: dict[str, Any] = {"kind": "diagnostics", "step": step, "pseudo": counts[0].tolist(), "mean": {}}
+        if counts[1].any():
+            line |= {"truth": counts[1].tolist(), "right": counts[2].tolist()}
+        for name, groups, totals in zip(self.values, bins, sums, strict=True):
+            there = [(group, k) for k, group in enumerate(GROUPS) if groups[k].any()]
+            line[name] = {group: groups[k].tolist() for group, k in there}
+            line["mean"][name] = {group: round(totals[k] / MILLION / groups[k].sum(), 6) for group, k in there}
+        pace, margins = getattr(self.method, "pace", None), getattr(self.method, "margins", None)
+        if pace is not None:
+            line["pace"] = pace.counts.tolist()
+        if margins is not None:
+            line["margin"] = [round(value, 4) for value in margins(torch.float32).tolist()]
+        return line
+
+    def state(self) -> dict[str, Tensor]:
+        return {"counts": self.counts.cpu(), "bins": self.bins.cpu(), "sums": self.sums.cpu()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        for name, tensor in state.items():
+            getattr(self, name).copy_(tensor)
+
+
+def look_back(
+    folder: Path,
+    experiment: Experiment,
+    *,
+    precision: str = "fp32",
+    progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+) -> None:
+    """Write unlabeled.npz and, for a pretrained backbone, features.npz."""
+    split, network, recipe = experiment.split, experiment.network, experiment.recipe
+    others = np.flatnonzero(~np.isin(split.unlabeled, split.labeled))
+    chosen = others[evenly(len(others), PREDICTED)]
+    images, labels = split.unlabeled[chosen], experiment.labels
+    classes, device = len(split.classes), experiment.device
+
+    def both_heads(pixels: Tensor) -> Tensor:
+        view = network(pixels)
+        return torch.cat([view.logits] if view.aux is None else [view.logits, view.aux], 1)
+
+    def over(function: Callable[[Tensor], Tensor], indices: np.ndarray, label: str, **more: Any) -> Tensor:
+        settings = {"size": experiment.image_size, "mean": experiment.mean, "std": experiment.std, **more}
+        note = lambda done, total: progress(label, done, total)  # noqa: E731
+        return encode(
+            function, experiment.store, indices=indices, device=device, precision=precision, progress=note, **settings
+        )
+
+    if len(chosen):
+        network.eval()
+        main, *aux = over(both_heads, images, "labeling unlabeled images").split(classes, 1)
+        confidence, label = main.softmax(1).max(1)
+        saved = {"index": images, "label": label, "confidence": confidence, "truth": hidden_truth(experiment)[chosen]}
+        if aux:
+            saved["confidence_aux"] = aux[0].softmax(1).amax(1)
+        write_arrays(folder / "unlabeled.npz", saved)
+    if recipe.model.pretrained:
+        model = create_backbone(recipe.model.backbone, weights=recipe.model.weights, image_size=experiment.image_size)
+        encoder = model.encoder.to(device).eval()
+        by_class = split.labeled[np.argsort(labels[split.labeled], kind="stable")]
+        labeled, unlabeled = by_class[evenly(len(by_class), ENCODED)], images[evenly(len(images), ENCODED)]
+        own = {"size": model.image_size, "mean": model.mean, "std": model.std}
+        features = over(encoder, np.concatenate([labeled, unlabeled]), "encoding without tuning", **own).half().cpu()
+        saved = {"labeled": labeled, "labels": labels[labeled], "unlabeled": unlabeled}
+        saved |= {"labeled_features": features[: len(labeled)], "unlabeled_features": features[len(labeled) :]}
+        write_arrays(folder / "features.npz", saved)
+
+
+def evenly(count: int, most: int) -> np.ndarray:
+    """All of `count` positions, or `most` of them at even distances."""
+    return np.arange(count) if count <= most else np.linspace(0, count - 1, most).round().astype(np.int64)
+
+
+def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    """An .npz, whole or absent."""
+    partial = path.with_name(f".{path.name}")
+    with writing(path.parent):
+        np.savez_compressed(partial, **{n: a.cpu().numpy() if isinstance(a, Tensor) else a for n, a in arrays.items()})
+        partial.replace(path)
