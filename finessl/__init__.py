@@ -1,8 +1,8 @@
 """finessl: image classifiers from very few labels.
 
-    import finessl
-    classifier = finessl.train("photos/", out="run", backbone="dinov2-vit-s14")
-    classifier.predict(["new.jpg"])
+import finessl
+classifier = finessl.train("photos/", out="run", backbone="dinov2-vit-s14")
+classifier.predict(["new.jpg"])
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ class Demo:
     cells: list[Cell]
     rows: list[Row]
     picture: Path
+    report: Path
 
 
 def run_demo(out: Path, *, seeds: int = 1, device: str = "auto", say: Callable[[str], None] = print) -> Demo:
@@ -31,6 +32,8 @@ def run_demo(out: Path, *, seeds: int = 1, device: str = "auto", say: Callable[[
         say(f"[{number}/{len(cells)}] {cell.recipe.method.name}, seed {cell.recipe.seed} → {cell.run.path}")
         train(cell.recipe, cell.run.path, Settings(device=device, log_every=5))
     from finessl.analysis.plots import demo_picture
+    from finessl.analysis.report import write_report
 
     first = {cell.recipe.method.name: cell.run for cell in cells if cell.recipe.seed == 0}
-    return Demo(cells, summarise(cells), demo_picture(first, out / "demo.png"))
+    report = write_report([run.path for run in first.values()], out / "report.html")
+    return Demo(cells, summarise(cells), demo_picture(first, out / "demo.png"), report)

@@ -99,7 +99,9 @@ class Recipe:
         hints = get_type_hints(cls)
         for name, value in tree.items():
             if name not in hints:
-                raise FinesslError(f"a recipe has no section {name!r}{nearest(name, hints) or '.'} Known: {', '.join(hints)}.")
+                raise FinesslError(
+                    f"a recipe has no section {name!r}{nearest(name, hints) or '.'} Known: {', '.join(hints)}."
+                )
             kind = hints[name]
             if kind is Choice:
                 options = dict(value)
@@ -176,7 +178,9 @@ def section_from(kind: type, section: str, values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(kind)
     for name in values:
         if name not in hints:
-            raise FinesslError(f"[{section}] has no field {name!r}{nearest(name, hints) or '.'} Known: {', '.join(hints)}.")
+            raise FinesslError(
+                f"[{section}] has no field {name!r}{nearest(name, hints) or '.'} Known: {', '.join(hints)}."
+            )
     return kind(**{name: convert(value, hints[name], f"{section}.{name}") for name, value in values.items()})
 
 

@@ -119,7 +119,7 @@ def check_options(kind: str, name: str, target: Callable[..., Any], options: Map
     checked = {}
     for option, value in options.items():
         if option not in known:
-            listed = ", ".join(known) or "none"
-            raise FinesslError(f"{kind} {name!r} has no option {option!r}{nearest(option, known) or '.'} Its options: {listed}.")
+            near, listed = nearest(option, known) or ".", ", ".join(known) or "none"
+            raise FinesslError(f"{kind} {name!r} has no option {option!r}{near} Its options: {listed}.")
         checked[option] = convert(value, hints.get(option, Any), f"{kind} {name}: {option}")
     return checked

@@ -19,7 +19,10 @@ def test_defaults_are_the_papers() -> None:
 
 
 def test_options_stay_whatever_the_order() -> None:
-    for fields in ({"method.name": "fixmatch", "method.threshold": 0.9}, {"method.threshold": 0.9, "method.name": "fixmatch"}):
+    for fields in (
+        {"method.name": "fixmatch", "method.threshold": 0.9},
+        {"method.threshold": 0.9, "method.name": "fixmatch"},
+    ):
         assert Recipe.read(None, fields).method == Choice("fixmatch", {"threshold": 0.9})
 
 

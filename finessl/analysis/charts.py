@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from finessl.analysis.metrics import Interval, Reliability, ratio
-from finessl.analysis.runs import Outcome
+from finessl.analysis.metrics import Interval, Reliability
 from finessl.analysis.style import COLOURS, DASHES, GROUPS, HATCHES, INK, MARKERS, MUTED, PAPER
 
 Series = tuple[np.ndarray, np.ndarray]
@@ -18,37 +17,44 @@ NAMES = {"novel": "novel class (OOD)", "unknown": "class not known"}
 
 
 def draw_lines(axes: Any, series: Mapping[str, Series], xlabel: str, ylabel: str, *, percent: bool = False) -> bool:
-    """One line for each name that has points."""
+    """One line for each name that has points. A name without keeps its colour: a run looks the same in all charts."""
     for number, (name, (x, y)) in enumerate(series.items()):
         if len(x):
             colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
             mark = MARKERS[number % len(MARKERS)] if len(x) <= FEW_POINTS else None
             axes.plot(x, y, linestyle=dash, color=colour, marker=mark, label=name)
     axes.set(xlabel=xlabel, ylabel=ylabel)
+    if xlabel == "step":
+        axes.set_xlim(left=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
     if percent:
         as_percent(axes.yaxis)
-    finish(axes)
+        if len(axes.lines) and np.ptp(np.concatenate([line.get_ydata() for line in axes.lines])) < 0.005:
+            axes.set_ylim(0, 1.05)  # all the same: the scale of what could be, not of rounding errors
+    finish(axes, always=len(series) > 1)
     return bool(axes.lines)
 
 
-def draw_shares(axes: Any, counts: Mapping[str, np.ndarray]) -> bool:
+def draw_shares(axes: Any, counts: Mapping[str, np.ndarray | None]) -> bool:
     """How often each class is the pseudo-label, most favoured first, in even shares: a flat line at 1 has no bias."""
     for number, (name, values) in enumerate(counts.items()):
+        if values is None:
+            continue
         share = np.sort(values)[::-1] * len(values) / values.sum()
         x = np.arange(len(share) + 1)
         y = np.append(share, share[-1])
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
         axes.fill_between(x, y, step="post", color=colour, alpha=0.16, linewidth=0)
         axes.step(x, y, where="post", color=colour, linestyle=dash, label=name)
-    if not counts:
+    if not axes.lines:
         return False
     axes.axhline(1, color=MUTED, lw=0.9)
     axes.annotate("even", (1, 1), (-2, 3), ("axes fraction", "data"), "offset points", ha="right", color=MUTED)
     axes.set(xlabel="classes, most favoured first", ylabel="pseudo-labels, in even shares")
-    axes.set_xlim(0, max(len(values) for values in counts.values()))
+    axes.set_xlim(0, max(len(values) for values in counts.values() if values is not None))
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    finish(axes)
+    finish(axes, always=len(counts) > 1)
     return True
 
 
@@ -67,23 +73,25 @@ def draw_groups(axes: Any, bins: Mapping[str, np.ndarray], xlabel: str, scale: f
     return bool(bins)
 
 
-def draw_reliability(axes: Any, runs: Mapping[str, Reliability]) -> bool:
+def draw_reliability(axes: Any, runs: Mapping[str, Reliability | None]) -> bool:
     """Accuracy against confidence: below the diagonal, the model claims too much."""
     axes.plot([0, 1], [0, 1], color=MUTED, lw=0.9, zorder=1)
     axes.annotate("as sure as right", (0.03, 0.03), rotation=45, rotation_mode="anchor", xytext=(0, 5),
                   textcoords="offset points", color=MUTED, transform_rotates_text=True)  # fmt: skip
     for number, (name, bins) in enumerate(runs.items()):
-        some = bins.count > 0
+        if bins is None:
+            continue
+        some = bins.images > 0
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
         mark = MARKERS[number % len(MARKERS)]
         axes.plot(bins.confidence[some], bins.accuracy[some], linestyle=dash, color=colour, lw=1.2, label=name)
-        size = 8 + 110 * bins.count[some] / bins.count.sum()
+        size = 8 + 110 * bins.images[some] / bins.images.sum()
         axes.scatter(bins.confidence[some], bins.accuracy[some], s=size, color=colour, marker=mark, zorder=3, lw=0)
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
     as_percent(axes.xaxis)
     as_percent(axes.yaxis)
-    finish(axes)
-    return bool(runs)
+    finish(axes, always=len(runs) > 1)
+    return bool(axes.collections)
 
 
 def draw_bars(
@@ -115,6 +123,16 @@ def draw_bars(
     return bool(bars)
 
 
+def draw_columns(axes: Any, names: Sequence[str], values: np.ndarray, ylabel: str) -> bool:
+    """One bar a class, tallest first."""
+    order = np.argsort(-values, kind="stable")
+    axes.bar(np.arange(len(values)), values[order], 0.72, color=COLOURS[0], lw=0)
+    axes.set_xticks(range(len(values)), [names[k] for k in order], rotation=45, ha="right", rotation_mode="anchor")
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylabel(ylabel)
+    return True
+
+
 def draw_confusion(axes: Any, table: np.ndarray, classes: Sequence[str]) -> bool:
     """Rows are true classes; a cell is the share of the row's images. Dark on the diagonal is good."""
     share = table / np.maximum(table.sum(1, keepdims=True), 1)
@@ -142,34 +160,16 @@ def patch(corner: tuple[float, float], colour: str, value: float) -> Any:
     return Rectangle(corner, 1, 1, facecolor=colour, alpha=0.08 + 0.92 * value, edgecolor="none")
 
 
-def draw_recalls(axes: Any, runs: Sequence[Outcome], order: np.ndarray) -> bool:
-    """Each class's recall in each run, one row a class."""
-    for number, outcome in enumerate(runs):
-        if outcome.test is not None:
-            table = outcome.test.confusion
-            recall = ratio(np.diag(table), table.sum(1))
-            axes.scatter(recall[order], np.arange(len(order)), s=34, marker=MARKERS[number % len(MARKERS)],
-                         color=COLOURS[number % len(COLOURS)], label=outcome.label, zorder=3, lw=0)  # fmt: skip
-    axes.grid(True, axis="x")
-    axes.set(xlabel="recall", xlim=(0, 1.03), ylim=(len(order) - 0.4, -0.6))
-    axes.set_yticks(range(len(order)), [shorten(runs[-1].classes[k]) for k in order])
-    as_percent(axes.xaxis)
-    finish(axes)
-    return bool(axes.collections)
-
-
 def finish(axes: Any, always: bool = False) -> None:
     """A legend above the axes, left, where there is more than one thing to name."""
-    handles, names = axes.get_legend_handles_labels()
+    names = axes.get_legend_handles_labels()[1]
     if len(names) > 1 or (always and names):
-        columns = 1 if max(map(len, names)) > 26 else min(len(names), 3)
+        columns = 1 if max(map(len, names)) > 26 else 2 if len("".join(names)) > 32 else 3
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2, columnspacing=1.4)
 
 
 def as_percent(axis: Any) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    axis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
+    axis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
 
 
 def shorten(name: str, most: int = 18) -> str:

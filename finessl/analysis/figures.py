@@ -64,9 +64,9 @@ def pseudo_labels(outcomes: Sequence[Outcome], axis: str | None = None) -> Any:
     return figure
 
 
-def pseudo_counts(outcomes: Sequence[Outcome]) -> dict[str, np.ndarray]:
+def pseudo_counts(outcomes: Sequence[Outcome]) -> dict[str, np.ndarray | None]:
     """Pseudo-labels of each class in the last epoch."""
-    return {o.label: np.array(o.diagnostics[-1]["pseudo"]) for o in outcomes if o.diagnostics}
+    return {o.label: np.array(o.diagnostics[-1]["pseudo"]) if o.diagnostics else None for o in outcomes}
 
 
 def pseudo_label_quality(outcomes: Sequence[Outcome], axis: str | None = None) -> Any:
@@ -138,7 +138,7 @@ def confidence(outcomes: Sequence[Outcome], axis: str | None = None) -> Any:
     for axes, (outcome, name) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         head = "confidence, auxiliary head" if name == "confidence_aux" else "confidence"
         charts.draw_groups(axes, known_groups(outcome, name), head)
-        axes.set_title(outcome.label, pad=38)
+        axes.set_title(outcome.label, pad=38 if len(known_groups(outcome, name)) > 2 else 24)
     return figure
 
 
@@ -222,7 +222,11 @@ def varying_number(flats: Sequence[dict[str, Any]]) -> str:
     ]  # fmt: skip
     if len(found) == 1:
         return found[0]
-    what = f"the runs differ in {', '.join(found)}" if found else "the runs differ in no numeric field that all of them set"
+    what = (
+        f"the runs differ in {', '.join(found)}"
+        if found
+        else "the runs differ in no numeric field that all of them set"
+    )
     raise FinesslError(f"{what}; name the field to draw along with --axis, for example --axis method.alpha.")
 
 
@@ -253,7 +257,9 @@ def confusion(outcomes: Sequence[Outcome], axis: str | None = None) -> Any:
     if outcome.test is None:
         raise nothing("has no test predictions", [outcome])
     if len(outcome.classes) > 60:
-        raise FinesslError(f"{len(outcome.classes)} classes are too many to be read in a picture; see `finessl report`.")
+        raise FinesslError(
+            f"{len(outcome.classes)} classes are too many to be read in a picture; see `finessl report`."
+        )
     side = max(4.0, 0.34 * len(outcome.classes) + 1.6)
     figure = canvas(side, side)
     charts.draw_confusion(figure.subplots(), outcome.test.confusion, outcome.classes)

@@ -49,7 +49,7 @@ def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 class Reliability(NamedTuple):
     """What was predicted and what came true, in equal bins of confidence."""
 
-    count: np.ndarray
+    images: np.ndarray  # how many
     confidence: np.ndarray  # mean in the bin, NaN where it is empty
     accuracy: np.ndarray
 
@@ -57,7 +57,7 @@ class Reliability(NamedTuple):
     def error(self) -> float:
         """Expected calibration error: Σ share of the bin · |accuracy − confidence|."""
         gap = np.nan_to_num(np.abs(self.accuracy - self.confidence))
-        return float((self.count * gap).sum() / self.count.sum())
+        return float((self.images * gap).sum() / self.images.sum())
 
 
 def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> Reliability:
@@ -142,11 +142,16 @@ def wilson(right: float, count: int) -> Interval:
 def bootstrap(
     statistic: Callable[..., float], *arrays: np.ndarray, resamples: int = 1000, seed: int = 0, level: float = 0.95
 ) -> Interval:
-    """Percentile interval of a statistic of images: rows are drawn anew with replacement, alike from all arrays."""
+    """Interval of a statistic of images: rows are drawn anew with replacement, alike from all arrays.
+
+    The percentiles are moved so that their mean is the estimate itself: resampling makes some statistics larger (the
+    calibration error of a resample is), and a plain percentile interval may then not even hold the estimate.
+    """
     rng, count = np.random.default_rng(seed), len(arrays[0])
     values = []
     for _ in range(resamples):
         rows = rng.integers(0, count, count)
         values.append(statistic(*(array[rows] for array in arrays)))
-    tail = (1 - level) / 2
-    return Interval(*(float(value) for value in np.nanquantile(values, [tail, 1 - tail])))
+    tail, shift = (1 - level) / 2, statistic(*arrays) - np.nanmean(values)
+    low, high = np.nanquantile(values, [tail, 1 - tail]) + shift
+    return Interval(float(low), float(high))

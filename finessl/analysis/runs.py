@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import json
 
 import numpy as np
 
@@ -149,8 +148,7 @@ class Outcome:
 
     def _predictions(self) -> Predictions | None:
         if self.finished and not self.meta.get("test"):
-            self.missing.append("There were no test images with labels: accuracy is estimated, not measured.")
-            return None
+            return None  # there was nothing to predict
         arrays = self._arrays("predictions.npz", "answers for the test images")
         return None if arrays is None else Predictions(arrays["logits"], arrays["labels"], arrays["index"])
 
@@ -168,28 +166,23 @@ def read_runs(paths: Sequence[str | Path]) -> list[Outcome]:
             raise FinesslError(f"{path} is not a run directory, nor a folder of them: there is no recipe.toml.")
     runs = [RunDirectory(folder) for folder in dict.fromkeys(folders)]
     recipes = [run.recipe() for run in runs]
-    return [
-        Outcome(run, recipe, label) for run, recipe, label in zip(runs, recipes, run_labels(recipes), strict=True)
-    ]
+    return [Outcome(run, recipe, label) for run, recipe, label in zip(runs, recipes, run_labels(recipes), strict=True)]
 
 
 def run_labels(recipes: Sequence[Recipe]) -> list[str]:
     """Method, then every other field in which the recipes differ: 'finessl', or 'finessl, alpha 4, seed 1'."""
     flats = [recipe.flat() for recipe in recipes]
-    fields = dict.fromkeys(name for flat in flats for name in flat)
-    methods = {recipe.method.name for recipe in recipes}
     apart = []
-    for name in fields:
-        if name == "method.name" or len({repr(flat.get(name)) for flat in flats}) < 2:
-            continue
-        if name.startswith("method.") and len(methods) > 1:  # an option that only one of the methods has
-            having = [f for f in flats if name in f]
-            if len({(f["method.name"], repr(f[name])) for f in having}) == len({f["method.name"] for f in having}):
-                continue
-        apart.append(name)
+    for name in dict.fromkeys(name for flat in flats for name in flat):
+        choice = f"{name.partition('.')[0]}.name"
+        values: dict[Any, set[str]] = {}  # an option counts where it differs between runs of one method (strategy …)
+        for flat in flats:
+            values.setdefault(None if name == choice else flat.get(choice), set()).add(repr(flat.get(name)))
+        if name != "method.name" and any(len(group) > 1 for group in values.values()):
+            apart.append(name)
     labels = []
     for recipe, flat in zip(recipes, flats, strict=True):
-        parts = [f"{short(name)} {plain(flat[name])}" for name in apart if flat.get(name) is not None]
+        parts = [f"{short(name)} {plain(flat[name])}".strip() for name in apart if flat.get(name) is not None]
         labels.append(", ".join([recipe.method.name, *parts]))
     return [text if labels.count(text) == 1 else f"{text} ({i})" for i, text in enumerate(labels, 1)]
 
@@ -201,4 +194,6 @@ def short(name: str) -> str:
 
 
 def plain(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

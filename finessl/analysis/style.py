@@ -66,7 +66,7 @@ def styled() -> Iterator[None]:
     import matplotlib
 
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # not every machine has every font
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
         yield
 
 
@@ -95,9 +95,13 @@ def inline_svg(figure: Any, description: str) -> str:
     text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r'<metadata>.*?</metadata>|<style type="text/css">.*?</style>|<!--.*?-->', "", text, flags=re.S)
-    text = re.sub(r' id="(figure|patch|axes|matplotlib|text|line2d|xtick|ytick|legend|Quad|Fill|Line|Poly)[^"]*"', "", text)
+    text = re.sub(
+        r' id="(figure|patch|axes|matplotlib|text|line2d|xtick|ytick|legend|Quad|Fill|Line|Poly)[^"]*"', "", text
+    )
     for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
     label = html.escape(description, quote=True)
-    return re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{label}">', text, count=1)
+    return re.sub(
+        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{label}">', text, count=1
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -60,7 +61,7 @@ def bench_augment(
     rows = []
     for name, with_strong in (("weak", False), ("strong", True)):
         reference = transforms.Compose([*crop, *([transforms.RandAugment(2, 10)] if with_strong else []), *end])
-        ours = milliseconds(lambda with_strong=with_strong: make(with_strong), device, repeats=repeats) / batch
+        ours = milliseconds(partial(make, with_strong), device, repeats=repeats) / batch
         rows.append(ViewCost(name, ours, pillow_time(reference, pictures)))
     return rows
 

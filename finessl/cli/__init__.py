@@ -1,4 +1,6 @@
-"""The command line: `finessl train | evaluate | predict | split | inspect | figure | report | demo | compare | paper | probe | list | bench | doctor`.
+"""The command line:
+`finessl train | evaluate | predict | split | inspect | figure | report
+ | demo | compare | paper | probe | list | bench | doctor`.
 
 Each verb is a thin function in a module of its own; torch and timm are imported inside, so that --help is fast.
 """

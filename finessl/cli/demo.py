@@ -24,6 +24,7 @@ def demo(
     show_rows(result.rows, ["method"], f"sample: 10 classes, 4 labels each, {seeds} seed{'s' if seeds > 1 else ''}")
     print(f"picture: {result.picture}")
     print(f"your turn: finessl train YOUR_FOLDER   or   finessl predict {result.cells[-1].run.path} IMAGE.jpg")
+    print(f"report: {result.report.resolve()}")
 
 
 @app.command(no_args_is_help=True)

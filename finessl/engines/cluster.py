@@ -55,7 +55,7 @@ def run_ray(
         task = ray.remote(train_cell)
 
         def submit(cell: Job) -> Any:
-            options = dict(num_cpus=cpus, num_gpus=share, max_retries=retries, max_calls=1, name=cell.name)
+            options = dict(num_cpus=cpus, num_gpus=share, max_retries=retries, name=cell.name)
             arguments = (str(cell.run.path.resolve()), os.getcwd(), device, max(int(cpus), 1), checkpoint_seconds)
             return task.options(**options).remote(*arguments)
 

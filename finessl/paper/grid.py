@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from finessl.compare import Cell, plain
+from finessl.compare import Cell, plain, short
 from finessl.errors import FinesslError
 from finessl.paper.contents import Column, Line, PaperTable
 from finessl.paper.needs import Places, lacking, locate
@@ -72,26 +72,34 @@ def make_grid(
             reason = [row.lacks] if row.lacks else []
             entries.append(Entry(row, column, table.recipe(row, column), [], reason))
             continue
-        recipe = table.recipe(row, column, nested(changes))
-        recipe = locate(scaled(recipe, scale), places or Places())
-        if train and (reasons := lacking(recipe)):
-            # what was trained elsewhere can be shown all the same
-            cells = [cell for cell in make_cells(table, row, column, recipe, seeds, runs, out) if cell.run.finished()]
-            entries.append(Entry(row, column, recipe, cells, reasons if len(cells) < seeds else []))
-        else:
-            entries.append(Entry(row, column, recipe, make_cells(table, row, column, recipe, seeds, runs, out)))
+        recipe = locate(scaled(table.recipe(row, column, nested(changes)), scale), places or Places())
+        cells = make_cells(table, row, column, recipe, seeds, runs, out, changes)
+        lacks = lacking(recipe) if train else []
+        if lacks:  # what was trained elsewhere can be shown all the same
+            cells = [cell for cell in cells if cell.run.finished()]
+        entries.append(Entry(row, column, recipe, cells, lacks if len(cells) < seeds else []))
     return Grid(table, entries, seeds, scale, changes)
 
 
 def make_cells(
-    table: PaperTable, row: Line, column: Column, recipe: Recipe, seeds: int, runs: dict[str, Path], out: Path
+    table: PaperTable,
+    row: Line,
+    column: Column,
+    recipe: Recipe,
+    seeds: int,
+    runs: dict[str, Path],
+    folder: Path,
+    changes: Mapping[str, Any],
 ) -> list[Cell]:
+    """A run for each seed: one that `runs` knows already, or a new one in `folder`, entered there for other places."""
+    settings = {**{short(name): value for name, value in changes.items()}, "steps": recipe.train.steps}
+    name = ",".join(
+        [*map(plain, (column.group, column.name, row.name)), *(f"{n}={plain(v)}" for n, v in settings.items())]
+    )
     cells = []
     for seed in range(seeds):
         seeded = Recipe.from_tree({**recipe.tree(), "seed": seed})
-        name = ",".join(plain(part) for part in (column.group, column.name, row.name, f"steps={seeded.train.steps}"))
-        # the first place that needs a run names it; places with the same recipe find it here
-        path = runs.setdefault(identity(seeded), out / table.id / f"{name},seed={seed}")
+        path = runs.setdefault(identity(seeded), folder / table.id / f"{name},seed={seed}")
         cells.append(Cell({"setting": column.title, "row": row.name, "seed": seed}, seeded, RunDirectory(path)))
     return cells
 

@@ -32,7 +32,9 @@ GROUPS = ("correct", "incorrect", "novel", "unknown")
 BINS = 100
 MILLION = 1_000_000  # sums are kept in millionths: integers add up to the same in any order, on any device
 UNKNOWN, NOVEL = -1, -2
-PREDICTED, ENCODED = 10_000, 2_000  # images looked at after training, at most, by the classifier and by the backbone
+# Images looked at after training, at most, by the classifier and by the backbone; never more than training drew, so that
+# a short run on a slow machine does not spend its time on looking back.
+PREDICTED, ENCODED = 10_000, 1_000
 
 
 def hidden_truth(experiment: Experiment) -> np.ndarray:
@@ -57,6 +59,7 @@ class Diagnostics:
         self.counts = torch.zeros(3, method.task.classes, dtype=torch.int64, device=device)  # pseudo, truth, right
         self.bins = torch.zeros(*shape, BINS, dtype=torch.int64, device=device)
         self.sums = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.rows = len(GROUPS) * torch.arange(len(self.values), device=device)[:, None]
         method.register_forward_hook(self.observe)
 
     @torch.no_grad()
@@ -72,10 +75,10 @@ class Diagnostics:
         self.counts.view(-1).index_add_(0, place, torch.cat([given, given & (truth >= 0), right]).long())
 
         weight = torch.ones_like(given, dtype=torch.float32) if result.weight is None else result.weight.float()
-        heads = [outputs.weak.logits] if outputs.weak.aux is None else [outputs.weak.logits, outputs.weak.aux]
-        values = torch.stack([*(head.float().softmax(1).amax(1) for head in heads), weight.clamp(0, 1)])
+        heads = torch.stack([head for head in outputs.weak if head is not None])
+        values = torch.cat([heads.float().softmax(-1).amax(-1), weight.clamp(0, 1)[None]])
         group = torch.where(truth == NOVEL, 2, torch.where(truth < 0, 3, 1 - right.long()))
-        row = len(GROUPS) * torch.arange(len(values), device=group.device)[:, None] + group
+        row = self.rows + group
         counted = given.long().expand_as(row)
         column = (values * BINS).long().clamp_(0, BINS - 1)
         self.bins.view(-1).index_add_(0, (row * BINS + column).view(-1), counted.reshape(-1))
@@ -83,7 +86,7 @@ class Diagnostics:
 
     def take(self, step: int) -> dict[str, Any] | None:
         """The line for metrics.jsonl, and a fresh start; None when no pseudo-label was given."""
-        counts, bins, sums = self.counts.cpu().numpy(), self.bins.cpu().numpy(), self.sums.cpu().numpy()
+        counts, bins, sums = (tensor.numpy() for tensor in self.state().values())
         for tensor in (self.counts, self.bins, self.sums):
             tensor.zero_()
         if not counts[0].any():
@@ -103,7 +106,8 @@ class Diagnostics:
         return line
 
     def state(self) -> dict[str, Tensor]:
-        return {"counts": self.counts.cpu(), "bins": self.bins.cpu(), "sums": self.sums.cpu()}
+        tensors = {"counts": self.counts, "bins": self.bins, "sums": self.sums}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
         for name, tensor in state.items():
@@ -120,7 +124,8 @@ def look_back(
     """Write unlabeled.npz and, for a pretrained backbone, features.npz."""
     split, network, recipe = experiment.split, experiment.network, experiment.recipe
     others = np.flatnonzero(~np.isin(split.unlabeled, split.labeled))
-    chosen = others[evenly(len(others), PREDICTED)]
+    drawn = recipe.train.steps * recipe.train.batch_size * recipe.train.mu
+    chosen = others[evenly(len(others), min(PREDICTED, drawn))]
     images, labels = split.unlabeled[chosen], experiment.labels
     classes, device = len(split.classes), experiment.device
 
@@ -147,7 +152,8 @@ def look_back(
         model = create_backbone(recipe.model.backbone, weights=recipe.model.weights, image_size=experiment.image_size)
         encoder = model.encoder.to(device).eval()
         by_class = split.labeled[np.argsort(labels[split.labeled], kind="stable")]
-        labeled, unlabeled = by_class[evenly(len(by_class), ENCODED)], images[evenly(len(images), ENCODED)]
+        most = min(ENCODED, drawn)
+        labeled, unlabeled = by_class[evenly(len(by_class), most)], images[evenly(len(images), most)]
         own = {"size": model.image_size, "mean": model.mean, "std": model.std}
         features = over(encoder, np.concatenate([labeled, unlabeled]), "encoding without tuning", **own).half().cpu()
         saved = {"labeled": labeled, "labels": labels[labeled], "unlabeled": unlabeled}
@@ -164,5 +170,6 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     """An .npz, whole or absent."""
     partial = path.with_name(f".{path.name}")
     with writing(path.parent):
-        np.savez_compressed(partial, **{n: a.cpu().numpy() if isinstance(a, Tensor) else a for n, a in arrays.items()})
+        plain: Any = {name: a.cpu().numpy() if isinstance(a, Tensor) else a for name, a in arrays.items()}
+        np.savez_compressed(partial, **plain)
         partial.replace(path)

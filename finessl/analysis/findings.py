@@ -1,0 +1,257 @@
+"""A run in plain words: how good it is, whether unlabeled images helped, and what to watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from finessl.analysis import metrics
+from finessl.analysis.estimate import STRANGE, SecondOpinion
+from finessl.analysis.metrics import Interval
+from finessl.analysis.runs import Outcome
+from finessl.data.dataset import some
+
+UNEVEN = 0.10  # of the pseudo-labels in the wrong class's share: worth a warning
+SURER = 0.05  # confidence above accuracy: worth a warning
+WEAK = 0.5  # recall below so much of the mean: a weak class
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Literal["problem", "watch", "good", "note"]
+    title: str
+    text: str
+
+
+@dataclass
+class Verdict:
+    """The first thing to read."""
+
+    figure: str  # "64.6 %"
+    caption: str
+    bounds: Interval | None  # what the bar beside it shows
+    at: float | None
+    measured: bool
+    sentences: list[str] = field(default_factory=list)
+
+
+def percent(value: float, digits: int = 1) -> str:
+    return f"{100 * value:.{digits}f} %"
+
+
+def span(interval: Interval, between: str = "–") -> str:
+    return f"{100 * max(interval.low, 0):.1f}{between}{100 * interval.high:.1f} %"
+
+
+def points(difference: float) -> str:
+    return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+# ---- how good -------------------------------------------------------------------------------------------------------
+
+
+def judge(subject: Outcome, others: Sequence[Outcome], opinion: SecondOpinion | None) -> Verdict:
+    if subject.test is not None:
+        right, count = int(subject.test.correct.sum()), len(subject.test.correct)
+        bounds = metrics.wilson(right, count)
+        verdict = Verdict(
+            percent(right / count), f"of {count:,} test images are classified correctly", bounds, right / count, True,
+            [f"With other test images of the same kind, expect between {span(bounds, ' and ')} (95 % interval)."],
+        )  # fmt: skip
+        verdict.sentences.append(gain(subject, others))
+        return verdict
+    last = subject.accuracy
+    if last is not None:
+        text = "on the test images when it was last measured; the run has not finished"
+        return Verdict(percent(last), text, None, last, True)
+    return estimate(subject, opinion)
+
+
+def gain(subject: Outcome, others: Sequence[Outcome]) -> str:
+    """Against labeled images alone: the same test images, so the two are compared image by image."""
+    baseline = next(
+        (o for o in reversed(others) if o.recipe.method.name == "supervised" and comparable(subject, o)), None
+    )
+    if subject.recipe.method.name == "supervised":
+        return "It learned from the labeled images alone: this is the figure that unlabeled images have to beat."
+    if baseline is None:
+        return (
+            "Whether the unlabeled images helped is open: train the same with --method supervised and give both runs "
+            "to finessl report."
+        )
+    assert subject.test is not None and baseline.test is not None
+    mine, theirs = subject.test.correct.astype(float), baseline.test.correct.astype(float)
+    difference = float(mine.mean() - theirs.mean())
+    low, high = metrics.bootstrap(lambda a, b: float(a.mean() - b.mean()), mine, theirs)
+    text = f"{points(difference)} points against labeled images alone (95 % interval {points(low)} to {points(high)})"
+    if low > 0:
+        return f"The unlabeled images helped: {text}."
+    if high < 0:
+        return f"The unlabeled images did harm: {text}."
+    return f"These test images cannot tell whether the unlabeled images helped: {text}."
+
+
+def comparable(one: Outcome, other: Outcome) -> bool:
+    if one.test is None or other.test is None or one.classes != other.classes:
+        return False
+    return np.array_equal(one.test.index, other.test.index) and np.array_equal(one.test.labels, other.test.labels)
+
+
+def estimate(subject: Outcome, opinion: SecondOpinion | None) -> Verdict:
+    """No test labels: a range, how it was made, and how far to trust it."""
+    own = None if subject.unlabeled is None else float(subject.unlabeled["confidence"].mean())
+    if opinion is None or own is None:
+        text = "accuracy: there are no test labels, and the run kept too little to estimate it"
+        advice = "Put a few labeled images of each class into test/ and run finessl evaluate."
+        return Verdict("unknown", text, None, None, False, [advice])
+    low, high = sorted((opinion.accuracy, own))
+    sentences = [
+        f"Cautious end, {percent(opinion.accuracy, 0)}: the backbone without tuning, cross-validated on "
+        f"{opinion.labels:,} labeled images (95 % interval {span(opinion.interval)}). Tuning usually does better.",
+        f"Hopeful end, {percent(own, 0)}: the classifier's own mean confidence on unlabeled images. It was trained on all "
+        "the labels there are, so nothing checks it; such confidence is usually too high.",
+    ]
+    if opinion.expected is not None:
+        sentences.append(
+            f"A second opinion: the untuned backbone, its confidence calibrated on held-out labels "
+            f"(temperature {opinion.temperature:.2f}), would expect {percent(opinion.expected, 0)} of the answers to be right."
+        )
+    else:
+        sentences.append("There are too few labels (under 50) to calibrate any confidence.")
+    sentences.append(
+        "None of this is a measurement. 100 labeled images in test/, chosen at random, would give one to ±10 points, "
+        "400 to ±5."
+    )
+    text = "accuracy, estimated: no test image has a label"
+    return Verdict(f"{100 * low:.0f}–{100 * high:.0f} %", text, Interval(low, high), None, False, sentences)
+
+
+# ---- what to watch --------------------------------------------------------------------------------------------------
+
+
+def findings(subject: Outcome, opinion: SecondOpinion | None) -> list[Finding]:
+    """Problems first; what is in order is said too."""
+    found = [Finding("problem", "Not finished", subject.missing[0])] if not subject.finished else []
+    checks: list[Callable[[], Finding | None]] = [
+        lambda: never_named(subject),
+        lambda: overconfident(subject),
+        lambda: biased(subject),
+        lambda: weak_classes(subject),
+        lambda: outsiders(subject),
+        lambda: strangers(opinion),
+        lambda: unused(subject),
+    ]
+    found += [finding for check in checks if (finding := check()) is not None]
+    if gone := subject.missing[0 if subject.finished else 1 :]:
+        found.append(Finding("note", "What is missing", " ".join(gone)))
+    order = ("problem", "watch", "good", "note")
+    return sorted(found, key=lambda finding: order.index(finding.level))
+
+
+def never_named(subject: Outcome) -> Finding | None:
+    if subject.test is not None:
+        given, there, where = subject.test.predicted, subject.test.labels, "test image"
+    elif subject.unlabeled is not None:
+        given, there, where = subject.unlabeled["label"], np.arange(len(subject.classes)), "unlabeled image"
+    else:
+        return None
+    never = np.setdiff1d(there, given)
+    if not len(never):
+        return None
+    names = some([subject.classes[k] for k in never])
+    plural = "class is" if len(never) == 1 else "classes are"
+    return Finding("problem", f"{len(never)} {plural} never predicted", f"No {where} is called {names}.")
+
+
+def overconfident(subject: Outcome) -> Finding | None:
+    test = subject.test
+    if test is None:
+        return None
+    sure, right = float(test.confidence.mean()), float(test.correct.mean())
+    low, high = metrics.bootstrap(lambda c, r: float(c.mean() - r.mean()), test.confidence, test.correct.astype(float))
+    text = f"It is {percent(sure, 0)} sure on average and right {percent(right, 0)} of the time"
+    if sure - right > SURER and low > 0:
+        kappa = metrics.rectification(test.confidence, test.correct)
+        return Finding("watch", "Overconfident", f"{text}: take its confidence times {kappa:.2f}.")
+    if right - sure > SURER and high < 0:
+        return Finding("note", "Too modest", f"{text}: its answers deserve more trust than they claim.")
+    return Finding("good", "Confidence means what it says", f"{text}.")
+
+
+def biased(subject: Outcome) -> Finding | None:
+    if not subject.diagnostics:
+        return None
+    last, classes = subject.diagnostics[-1], subject.classes
+    pseudo = np.array(last["pseudo"], float)
+    share = pseudo / pseudo.sum()
+    if "truth" not in last:
+        most, least = int(share.argmax()), int(share.argmin())
+        text = (
+            f"{classes[most]} gets {share[most] * len(share):.1f} times an even share of the pseudo-labels, "
+            f"{classes[least]} {share[least] * len(share):.1f} times. That is bias only if your images are spread evenly."
+        )
+        return Finding("note", "Spread of the pseudo-labels", text)
+    truth = np.array(last["truth"], float)
+    moved = metrics.distance(pseudo, truth)
+    noise = 0.5 * np.sqrt(len(truth) / truth.sum())  # the distance two samples of one distribution would have, about
+    quotient = np.divide(share, truth / truth.sum(), out=np.full(len(truth), np.nan), where=truth > 0)
+    most, least = int(np.nanargmax(quotient)), int(np.nanargmin(quotient))
+    text = (
+        f"{classes[most]} gets {quotient[most]:.1f} times its true share of the pseudo-labels, {classes[least]} "
+        f"{quotient[least]:.1f} times; {percent(moved, 0)} of all pseudo-labels would have to move to even that out."
+    )
+    if moved > UNEVEN + noise:
+        return Finding("watch", "Biased towards some classes", text)
+    return Finding("good", "Pseudo-labels are spread as the classes are", text)
+
+
+def weak_classes(subject: Outcome) -> Finding | None:
+    if subject.test is None:
+        return None
+    recall = metrics.recalls(subject.test.confusion)
+    weak = np.flatnonzero(recall < WEAK * np.nanmean(recall))
+    if not len(weak):
+        return None
+    weak = weak[np.argsort(recall[weak])]
+    names = some([f"{subject.classes[k]} ({percent(recall[k], 0)})" for k in weak])
+    text = f"Less than half as often recognised as the mean class: {names}. A few more labels help most there."
+    return Finding("watch", f"{len(weak)} weak {'class' if len(weak) == 1 else 'classes'}", text)
+
+
+def outsiders(subject: Outcome) -> Finding | None:
+    """Images of novel classes, where the data set tells."""
+    inside, outside = subject.histogram("weight", "correct", "incorrect"), subject.histogram("weight", "novel")
+    if inside is None or outside is None:
+        return None
+    area = metrics.binned_auroc(inside, outside)
+    share = outside.sum() / (inside.sum() + outside.sum())
+    text = (
+        f"{percent(float(share), 0)} of the unlabeled images are of classes that the classifier does not have. Their weight "
+        f"tells them from the others with an AUROC of {area:.2f} (1 is perfect, 0.5 is chance)."
+    )
+    return Finding("watch" if area < 0.8 else "note", "Images of other classes", text)
+
+
+def strangers(opinion: SecondOpinion | None) -> Finding | None:
+    """Images unlike all classes, by the untuned backbone."""
+    if opinion is None or opinion.strange is None:
+        return None
+    amount = "Under 1 %" if opinion.strange < 0.01 else percent(opinion.strange, 0)
+    text = (
+        f"{amount} of the unlabeled images are further from every class than {percent(1 - STRANGE, 0)} of the labeled "
+        "images are"
+    )
+    if opinion.strange > 3 * STRANGE:
+        return Finding("watch", "Some images may belong to no class", f"{text}. See the strangest of them below.")
+    return Finding("good", "Few images look out of place", f"{text}.")
+
+
+def unused(subject: Outcome) -> Finding | None:
+    used = subject.series("train", "used")[1]
+    if not len(used) or used[-1] >= 0.5:
+        return None
+    text = f"At the end {percent(float(used[-1]), 0)} of a batch's unlabeled images took part; it was not sure of the others."
+    return Finding("watch", "Few pseudo-labels are used", text)

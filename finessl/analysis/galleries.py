@@ -1,0 +1,160 @@
+"""Images worth looking at: the surest of each class, the least sure, doubtful labels, strangers."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image
+
+from finessl.analysis.estimate import SecondOpinion, doubtful_labels
+from finessl.analysis.findings import percent
+from finessl.analysis.runs import Outcome
+from finessl.data.dataset import Dataset
+from finessl.data.images import ImageError, Images
+from finessl.training.diagnostics import NOVEL, UNKNOWN
+
+SIDE = 112  # pixels of a thumbnail
+IN_GALLERY, OF_CLASS, CLASSES = 12, 4, 12
+
+
+@dataclass(frozen=True)
+class Picture:
+    uri: str
+    name: str
+    answer: str
+    detail: str = ""
+    right: bool | None = None  # None: nobody knows
+
+
+@dataclass
+class Gallery:
+    title: str
+    about: str
+    of_class: bool = False
+    pictures: list[Picture] = field(default_factory=list)
+
+
+def thumbnail(images: Images, i: int) -> str | None:
+    """The middle square as a data URI; None for an image that cannot be read (any more)."""
+    try:
+        pixels = Image.fromarray(images.read(i, shorter=SIDE))
+    except (ImageError, OSError):
+        return None
+    side = min(pixels.size)
+    left, top = (pixels.width - side) // 2, (pixels.height - side) // 2
+    file = io.BytesIO()
+    pixels.crop((left, top, left + side, top + side)).save(file, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def galleries(outcome: Outcome, opinion: SecondOpinion | None, dataset: Dataset) -> list[Gallery]:
+    """Those that the run kept enough for; empty ones are left out."""
+    made = [*surest(outcome, dataset), least_sure(outcome, dataset), mistakes(outcome, dataset)]
+    if opinion is not None:
+        made += [doubtful(outcome, opinion, dataset), strangest(outcome, opinion, dataset)]
+    return [gallery for gallery in made if gallery.pictures]
+
+
+def pictures(images: Images, chosen: Iterable[tuple[int, str, str, bool | None]]) -> list[Picture]:
+    """(position, answer, detail, right) → what can be shown of them."""
+    shown = []
+    for i, answer, detail, right in chosen:
+        uri = thumbnail(images, i)
+        if uri is not None:
+            shown.append(Picture(uri, images.key(i), answer, detail, right))
+    return shown
+
+
+def described(outcome: Outcome, row: int) -> tuple[int, str, str, bool | None]:
+    """An unlabeled image: what it was called, how surely, and whether that is right where the truth is known."""
+    kept = outcome.unlabeled
+    assert kept is not None
+    truth, label = int(kept["truth"][row]), int(kept["label"][row])
+    sure = percent(float(kept["confidence"][row]), 0)
+    if truth >= 0 and truth != label:
+        sure += f", is {outcome.classes[truth]}"
+    elif truth == NOVEL:
+        sure += ", of another class"
+    right = None if truth == UNKNOWN else truth == label
+    return int(kept["index"][row]), outcome.classes[label], sure, right
+
+
+def surest(outcome: Outcome, dataset: Dataset) -> list[Gallery]:
+    """Of each class, the unlabeled images that are given it most surely; of many classes, those most and least given."""
+    kept = outcome.unlabeled
+    if kept is None:
+        return []
+    counts = np.bincount(kept["label"], minlength=len(outcome.classes))
+    classes = np.arange(len(counts))
+    if len(counts) > CLASSES:
+        order = np.argsort(-counts, kind="stable")
+        classes = np.concatenate([order[: CLASSES // 2], order[-CLASSES // 2 :]])
+    made = []
+    for k in classes:
+        rows = np.flatnonzero(kept["label"] == k)
+        best = rows[np.argsort(-kept["confidence"][rows], kind="stable")][:OF_CLASS]
+        about = f"{counts[k]:,} of {len(kept['label']):,}"
+        made.append(
+            Gallery(outcome.classes[k], about, True, pictures(dataset.train, (described(outcome, r) for r in best)))
+        )
+    return made
+
+
+def least_sure(outcome: Outcome, dataset: Dataset) -> Gallery:
+    gallery = Gallery("Least confident", "Unlabeled images that the classifier hesitates on: label some of these next.")
+    if outcome.unlabeled is not None:
+        rows = np.argsort(outcome.unlabeled["confidence"], kind="stable")[:IN_GALLERY]
+        gallery.pictures = pictures(dataset.train, (described(outcome, row) for row in rows))
+    return gallery
+
+
+def mistakes(outcome: Outcome, dataset: Dataset) -> Gallery:
+    gallery = Gallery("Surely wrong", "Test images with a sure answer against their label: one of the two is wrong.")
+    test = outcome.test
+    if test is not None and dataset.test is not None:
+        wrong = np.flatnonzero(~test.correct)
+        rows = wrong[np.argsort(-test.confidence[wrong], kind="stable")][:IN_GALLERY]
+        chosen = [
+            (
+                int(test.index[row]),
+                outcome.classes[test.predicted[row]],
+                f"{percent(float(test.confidence[row]), 0)}, labeled {outcome.classes[test.labels[row]]}",
+                False,
+            )
+            for row in rows
+        ]
+        gallery.pictures = pictures(dataset.test, chosen)
+    return gallery
+
+
+def doubtful(outcome: Outcome, opinion: SecondOpinion, dataset: Dataset) -> Gallery:
+    gallery = Gallery(
+        "Most suspicious labels",
+        "Labeled images that look more like another class to the untuned backbone, which did not see their label.",
+    )
+    names = outcome.classes
+    chosen = [
+        (i, f"labeled {names[label]}", f"looks like {names[other]}", None)
+        for i, label, other, _ in doubtful_labels(outcome, opinion)[:IN_GALLERY]
+    ]
+    gallery.pictures = pictures(dataset.train, chosen)
+    return gallery
+
+
+def strangest(outcome: Outcome, opinion: SecondOpinion, dataset: Dataset) -> Gallery:
+    gallery = Gallery(
+        "Least like any class",
+        "Unlabeled images furthest from every class's mean: the likeliest to be out of distribution.",
+    )
+    kept = outcome.features
+    if kept is None or outcome.unlabeled is None:
+        return gallery
+    rows = {int(i): row for row, i in enumerate(outcome.unlabeled["index"])}
+    order = np.argsort(opinion.familiarity, kind="stable")[:IN_GALLERY]
+    chosen = [described(outcome, rows[int(kept["unlabeled"][k])]) for k in order]
+    gallery.pictures = pictures(dataset.train, chosen)
+    return gallery
