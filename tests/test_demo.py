@@ -13,16 +13,18 @@ from finessl.recipe import Recipe
 from finessl.training.loop import Settings, train
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_finessl_is_ahead_of_supervised(seed: int, tmp_path: Path) -> None:
-    """Half of the demo's steps. Seen: 8 to 11 points ahead; the test images' own spread is 2 points."""
-    accuracy = {}
-    for method in ("supervised", "finessl"):
-        fields: dict[str, object] = {"method.name": method, "train.steps": 100, "data.strong_views": 1, "seed": seed}
-        recipe = Recipe.read("demo", fields)
-        accuracy[method] = train(recipe, tmp_path / method, Settings(device="cpu", quiet=True))["accuracy"]
-    assert accuracy["finessl"] > accuracy["supervised"] + 0.03
-    assert accuracy["finessl"] > 0.6
+def test_finessl_is_ahead_of_supervised(tmp_path: Path) -> None:
+    """Half of the demo's steps, three labeled sets. Seen: 9, 2 and 5 points ahead; that mean has a spread of 1 point."""
+    gains = []
+    for seed in range(3):
+        accuracy = {}
+        for method in ("supervised", "finessl"):
+            fields = {"method.name": method, "train.steps": 100, "data.strong_views": 1, "seed": seed}
+            out = tmp_path / f"{method}-{seed}"
+            accuracy[method] = train(Recipe.read("demo", fields), out, Settings(device="cpu", quiet=True))["accuracy"]
+        assert accuracy["finessl"] > 0.58
+        gains.append(accuracy["finessl"] - accuracy["supervised"])
+    assert np.mean(gains) > 0.02, gains
 
 
 def test_demo_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +36,7 @@ def test_demo_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(Recipe, "read", classmethod(short))
     app(["demo", "--out", str(tmp_path / "demo"), "--device", "cpu"], standalone_mode=False)
     text = capsys.readouterr().out
-    assert "supervised" in text and "finessl" in text and "demo.png" in text
+    assert "supervised" in text and "finessl" in text and "demo.png" in text and "report.html" in text
     picture = np.asarray(Image.open(tmp_path / "demo" / "demo.png").convert("L"))
     assert picture.shape[0] > 500 and picture.std() > 10, "a picture with something in it"
     app(["demo", "--out", str(tmp_path / "demo"), "--device", "cpu"], standalone_mode=False)  # finished runs are kept

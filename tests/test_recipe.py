@@ -115,7 +115,9 @@ def test_shipped_recipes_are_valid(path: Path) -> None:
 
     recipe = Recipe.read(path)
     assert path.read_text(encoding="utf-8").startswith("# ")
-    create(recipe.method.name, Task(classes=10, unlabeled=100, steps=recipe.train.steps), recipe.method.options)
+    create(
+        recipe.method.name, Task(classes=10, unlabeled=100, steps=recipe.train.steps, labeled=40), recipe.method.options
+    )
     create_tuning(recipe.tuning.name, recipe.tuning.options)
 
 

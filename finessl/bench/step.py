@@ -123,7 +123,7 @@ def bench_step(
             "precision": precision,
             "images": trained + weak,
             "trained_parameters": network.count()[0],
-            "matmul_tflops": round(rate / 1e12, 2),
+            "matmul_tflops": round(rate / 1e12, 4),
         },
     )
 

@@ -56,7 +56,7 @@ def step(
     own = result.parts["data"] + result.parts.get("method", 0.0)
     print(f"\n  data + method are {own / total:.1%} of the step")
     print(f"  pipelined step {result.step:10.2f} ms, {about['images_per_second']:,.0f} images/s")
-    print(f"  the encoder's arithmetic at this machine's matrix rate ({about['matmul_tflops']} TFLOP/s): "
+    print(f"  the encoder's arithmetic at this machine's matrix rate ({about['matmul_tflops']:.2f} TFLOP/s): "
           f"{result.floor:.2f} ms = {about['share_of_floor']:.0%} of the step")  # fmt: skip
     print(
         f"  peak memory {about['peak_memory_gb']:.2f} GB, first step (with compilation) {about['compile_seconds']:.1f} s"

@@ -163,8 +163,8 @@ def test_a_run_stopped_before_its_end_was_written_ends_the_same(shapes: Path, tm
 def test_look_back_keeps_what_the_classifier_says(tmp_path: Path) -> None:
     import finessl
 
-    fields = {"train.steps": 2, "train.epoch_steps": 2, "train.batch_size": 4}
-    recipe = Recipe.read("demo", fields)
+    fields = {"train.steps": 3, "train.epoch_steps": 3, "train.batch_size": 4}
+    recipe = Recipe.read("demo", fields)  # draws 3 × 4 × 4 = 48 unlabeled images, so the limits below hold
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(diagnostics, "PREDICTED", 40)
         patch.setattr(diagnostics, "ENCODED", 30)
