@@ -25,7 +25,7 @@ def split(
     ] = None,
     seed: Annotated[int, typer.Option(help="Which images are labeled.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the split: finessl train … --split FILE.json")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the class counts. [default: beside --out]")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the class counts. (default: beside --out)")] = None,
     labeled_in_unlabeled: Annotated[
         bool, typer.Option(help="Are labeled images also among the unlabeled ones?")
     ] = True,

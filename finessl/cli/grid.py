@@ -18,9 +18,9 @@ Jobs = Annotated[int, typer.Option(help="Cells at a time on this machine.", min=
 Retries = Annotated[int, typer.Option(help="Try a failed cell so often again, from its checkpoint.", min=0)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda …")]
 Engine = Annotated[str, typer.Option(help="local; ray: a cluster's tasks; print: one command a cell, for your queue.")]
-Address = Annotated[Text, typer.Option(help="Of a running Ray cluster, or auto. [default: one started here]")]
+Address = Annotated[Text, typer.Option(help="Of a running Ray cluster, or auto. (default: one started here)")]
 Cpus = Annotated[float, typer.Option(help="Ray: CPUs a cell.")]
-Gpus = Annotated[float | None, typer.Option(help="Ray: GPUs a cell, or a share of one. [default: 1 where there are]")]
+Gpus = Annotated[float | None, typer.Option(help="Ray: GPUs a cell, or a share of one. (default: 1 where there are)")]
 
 
 @app.command(no_args_is_help=True)
@@ -47,7 +47,7 @@ def compare(
     backbones: Annotated[Text, typer.Option(help="Names separated by commas.")] = None,
     seeds: Annotated[int, typer.Option(help="So many seeds a cell.", min=1)] = 1,
     axis: Annotated[Texts, typer.Option(help="Any recipe field as an axis: --axis method.alpha=2,4,8")] = None,
-    recipe: Annotated[Text, typer.Option(help="Recipe file or name. [default: demo's for sample]")] = None,
+    recipe: Annotated[Text, typer.Option(help="Recipe file or name. (default: demo's for sample)")] = None,
     root: Annotated[Text, typer.Option(help="Where a named data set lies.")] = None,
     labels_per_class: Annotated[
         int | None, typer.Option("--labels-per-class", "-n", help="Labels kept a class.")
@@ -56,7 +56,7 @@ def compare(
     weights: Annotated[Text, typer.Option(help="The backbone's weights.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     set_: Annotated[Texts, typer.Option("--set", help="Any recipe field, for all cells.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the cells go. [default: runs/compare-DATA]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the cells go. (default: runs/compare-DATA)")] = None,
     format_: Format = "table",
     jobs: Jobs = 1,
     device: Device = "auto",
@@ -115,7 +115,7 @@ def compare(
 
 @app.command()
 def paper(
-    table: Annotated[Text, typer.Argument(help="A table's name. [default: list them all]")] = None,
+    table: Annotated[Text, typer.Argument(help="A table's name. (default: list them all)")] = None,
     only: Only = None,
     seeds: Annotated[int, typer.Option(help="Runs a place, each with its own labels and start.", min=1)] = 3,
     scale: Annotated[str, typer.Option(help="Train for this share of the steps: 0.1, 1/3 …")] = "1",

@@ -13,7 +13,7 @@ KINDS = ("methods", "tunings", "backbones", "datasets", "splits", "heads", "weak
 
 @app.command("list")
 def list_(
-    kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}. [default: all]")] = None,
+    kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}. (default: all)")] = None,
     options: Annotated[
         bool, typer.Option("--options", "-o", help="Also each one's options and their defaults.")
     ] = False,

@@ -14,7 +14,7 @@ RUNS_HELP = "Run directories, or folders of them."
 
 @app.command()
 def figure(
-    name: Annotated[str | None, typer.Argument(help="Which figure. [default: list them]", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Which figure. (default: list them)", show_default=False)] = None,
     runs: Annotated[list[Path] | None, typer.Argument(help=RUNS_HELP, show_default=False)] = None,
     out: Annotated[Path, typer.Option(help="Folder for NAME.svg and NAME.png.")] = Path("figures"),
     axis: Annotated[
@@ -48,7 +48,7 @@ def report(
         list[Path], typer.Argument(help=f"{RUNS_HELP} The last one is the subject, the others are compared with it.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The HTML file. [default: report.html in the run, or beside the runs]")
+        Path | None, typer.Option(help="The HTML file. (default: report.html in the run, or beside the runs)")
     ] = None,
     images: Annotated[bool, typer.Option("--images/--no-images", help="Show images of the data set.")] = True,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the web browser.")] = False,

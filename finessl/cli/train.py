@@ -32,10 +32,10 @@ def train(
     split: Annotated[
         Text, typer.Option(help="How labels are chosen, or a saved split file (finessl list splits).")
     ] = None,
-    method: Annotated[Text, typer.Option(help="Learning method (finessl list methods). [default: finessl]")] = None,
-    tuning: Annotated[Text, typer.Option(help="Tuning strategy (finessl list tunings). [default: vpt-deep]")] = None,
+    method: Annotated[Text, typer.Option(help="Learning method (finessl list methods). (default: finessl)")] = None,
+    tuning: Annotated[Text, typer.Option(help="Tuning strategy (finessl list tunings). (default: vpt-deep)")] = None,
     backbone: Annotated[
-        Text, typer.Option(help="Alias (finessl list backbones) or any timm name. [default: clip-vit-b16]")
+        Text, typer.Option(help="Alias (finessl list backbones) or any timm name. (default: clip-vit-b16)")
     ] = None,
     weights: Annotated[
         Text,
@@ -45,13 +45,13 @@ def train(
     text_features: Annotated[
         Text, typer.Option(help="FILE.npy with the class names' text features, instead of a text tower.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps. [default: 15000]")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Labeled images a step. [default: 32]")] = None,
-    mu: Annotated[int | None, typer.Option(help="Unlabeled images per labeled one. [default: 1]")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate. [default: 0.03]")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels at the input. [default: the backbone's]")] = None,
-    strong_views: Annotated[int | None, typer.Option(help="Strong views per unlabeled image. [default: 2]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of split, start and views. [default: 0]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps. (default: 15000)")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Labeled images a step. (default: 32)")] = None,
+    mu: Annotated[int | None, typer.Option(help="Unlabeled images per labeled one. (default: 1)")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate. (default: 0.03)")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels at the input. (default: the backbone's)")] = None,
+    strong_views: Annotated[int | None, typer.Option(help="Strong views per unlabeled image. (default: 2)")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of split, start and views. (default: 0)")] = None,
     precision: Annotated[Text, typer.Option(help="auto, fp32, bf16 or fp16.")] = None,
     strict: Annotated[
         bool | None, typer.Option("--strict", help="Refuse broken images instead of skipping them.")
@@ -61,10 +61,10 @@ def train(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
     compile_: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="torch.compile. [default: on a GPU, for long runs]")
+        bool | None, typer.Option("--compile/--no-compile", help="torch.compile. (default: on a GPU, for long runs)")
     ] = None,
     eval_every: Annotated[
-        int | None, typer.Option(help="Steps between evaluations; 0: only at the end. [default: an epoch, 500]")
+        int | None, typer.Option(help="Steps between evaluations; 0: only at the end. (default: an epoch, 500)")
     ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="At most so long between checkpoints.")] = 120.0,
     cache_dir: Annotated[Path | None, typer.Option(help="Where decoded images too many for memory are kept.")] = None,
@@ -124,7 +124,7 @@ def show_summary(folder: Path, meta: dict[str, Any]) -> None:
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run directory, or its classifier/ folder.", show_default=False)],
     data: Annotated[
-        str | None, typer.Argument(help="Images in class folders, a CSV, or a data set's name. [default: the run's]")
+        str | None, typer.Argument(help="Images in class folders, a CSV, or a data set's name. (default: the run's)")
     ] = None,
     root: Annotated[str | None, typer.Option(help="Where a named data set lies.")] = None,
     weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
