@@ -18,9 +18,9 @@ from finessl.data.loader import Prefetcher
 from finessl.models.encoder import freeze_dtype
 from finessl.models.vit import ViTEncoder
 from finessl.recipe import Recipe
+from finessl.training.acceleration import accelerate
 from finessl.training.distributed import Processes
 from finessl.training.experiment import Experiment, prepare
-from finessl.training.loop import compile_encoder
 from finessl.training.step import DTYPES, TrainingStep, make_optimizer, resolve_precision
 
 PARTS = ("data", "weak forward", "forward", "method", "backward", "update")
@@ -78,29 +78,28 @@ def bench_step(
     if precision != "fp32":
         freeze_dtype(network.encoder, DTYPES[precision])
     reset_memory(device)
-    if compile or (compile is None and device.type == "cuda"):
-        compile_encoder(network)
     optimizer = make_optimizer(network, recipe.train, device)
-    training = TrainingStep(network, experiment.method, optimizer, recipe.train, device, precision, Processes())
+    plain = TrainingStep(network, experiment.method, optimizer, recipe.train, device, precision, Processes())
+    training = accelerate(plain, compile=compile, steps=recipe.train.steps)
     prefetcher = Prefetcher(experiment.loader(Processes(), DTYPES[precision]), 10**6)
 
     synchronize(device)
     started = time.perf_counter()
-    training(0, prefetcher.get(0))
+    warmup = 8 if device.type == "cuda" else 1  # a few are computed before one is recorded
+    for step in range(warmup):
+        training(step, prefetcher.get(step))
+        prefetcher.prepare(step + 1)
     synchronize(device)
     first = time.perf_counter() - started
-    for step in range(1, 3):  # warm up
-        training(step, prefetcher.get(step))
-    synchronize(device)
 
     started = time.perf_counter()
-    for step in range(repeats):
-        training(step + 3, prefetcher.get(step + 3))
-        prefetcher.prepare(step + 4)
+    for step in range(warmup, warmup + repeats):
+        training(step, prefetcher.get(step))
+        prefetcher.prepare(step + 1)
     synchronize(device)
     whole = 1000 * (time.perf_counter() - started) / repeats
 
-    parts = time_parts(experiment, training, max(repeats // 2, 3))
+    parts = time_parts(experiment, plain, max(repeats // 2, 3))
     counts = prefetcher.loader.load(0)
     trained = sum(counts.counts)
     weak = 0 if counts.weak is None else len(counts.weak)
@@ -113,7 +112,7 @@ def bench_step(
         per_image * (weak + 2 * trained),
         rate,
         peak_memory(device),
-        max(first - whole / 1000, 0.0),
+        max(first - warmup * whole / 1000, 0.0),
         {
             "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
             "backbone": recipe.model.backbone,

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from finessl.compilation import fused
 from finessl.data import ops
 from finessl.data.ops import Axis, upload
 from finessl.errors import FinesslError
@@ -62,7 +63,12 @@ def normalise(
 ) -> Tensor:
     """(images / 255 - mean) / std as one multiplication and one addition, in float32 before it becomes `dtype`."""
     constants = np.array([1 / (255 * np.asarray(std)), -np.asarray(mean) / np.asarray(std)], dtype=np.float32)
-    scale, shift = upload(constants, images.device).view(2, -1, 1, 1)
+    return scale_and_shift(images, upload(constants, images.device).view(2, -1, 1, 1), dtype)
+
+
+@fused
+def scale_and_shift(images: Tensor, constants: Tensor, dtype: torch.dtype) -> Tensor:
+    scale, shift = constants
     return images.float().mul_(scale).add_(shift).to(dtype)
 
 

@@ -158,29 +158,33 @@ class Prefetcher:
     the steps before are computed; on the CPU each when it is needed."""
 
     def __init__(self, loader: Loader, steps: int, ahead: int = 4) -> None:
-        self.loader, self.steps = loader, steps
+        self.loader, self.steps, self.ahead = loader, steps, ahead
         self.stream = torch.cuda.Stream(loader.device) if loader.device.type == "cuda" else None
-        self.ahead = ahead if self.stream is not None else 1
-        self.ready: dict[int, Views] = {}
+        self.ready: dict[int, tuple[Views, torch.cuda.Event]] = {}
 
     def get(self, step: int) -> Views:
         if self.stream is None:
             return self.loader.load(step)
         if step not in self.ready:
+            self.ready.clear()
             self.prepare(step)
-        torch.cuda.current_stream(self.loader.device).wait_stream(self.stream)
-        views = self.ready.pop(step)
+        views, made = self.ready.pop(step)
+        here = torch.cuda.current_stream(self.loader.device)
+        here.wait_event(made)
         for tensor in views.tensors():
-            tensor.record_stream(torch.cuda.current_stream(self.loader.device))
+            tensor.record_stream(here)
         return views
 
     def prepare(self, step: int) -> None:
-        """Have the views of `step` made, with those after it; call it once the step before has been launched."""
-        if self.stream is None or step in self.ready or step >= self.steps:
+        """Have views made before those in hand run out; call it once the step before `step` has been launched."""
+        first = max(self.ready, default=step - 1) + 1
+        if self.stream is None or first - step > self.ahead // 2 or first >= self.steps:
             return
-        wanted = range(step, min(step + self.ahead, self.steps))
+        wanted = range(first, min(first + self.ahead, self.steps))
         with torch.cuda.stream(self.stream):
-            self.ready = dict(zip(wanted, self.loader.load_all(wanted), strict=True))
+            views = self.loader.load_all(wanted)
+            made = self.stream.record_event()
+        self.ready |= {number: (view, made) for number, view in zip(wanted, views, strict=True)}
 
     def forget(self) -> None:
         """The pool has changed: what was prepared is of no use."""

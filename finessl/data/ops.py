@@ -7,11 +7,14 @@ everything geometric an index map, so a batch costs a handful of kernels whateve
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from finessl.compilation import fused
 
 LEVELS = 256
 
@@ -51,37 +54,68 @@ def reflect(position: np.ndarray, length: np.ndarray) -> np.ndarray:
     return np.minimum(folded, period - folded) * (length > 1)
 
 
-def taps(axis: Axis) -> tuple[np.ndarray, np.ndarray]:
-    """Source rows and their integer weights, int64 and int32 [taps, n, size]: bilinear, as Pillow resizes.
+@functools.lru_cache(4096)
+def taps(source: int, resized: int) -> tuple[np.ndarray, np.ndarray]:
+    """Source rows and their integer weights, int64 and int32 [taps, resized]: bilinear, as Pillow resizes.
 
     The filter is a triangle, widened by the scale where the image shrinks. Where it keeps its size there is one tap.
     """
-    scale = (axis.source / axis.resized)[:, None]
-    centre = (axis.position + 0.5) * scale
-    reach = np.maximum(scale, 1.0)
-    last = axis.source[:, None] - 1
+    scale = source / resized
+    centre = (np.arange(resized) + 0.5) * scale
+    reach = max(scale, 1.0)
     first = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
-    row = first + np.arange(int(2 * reach.max()) + 2)[:, None, None]
-    weight = np.maximum(1 - np.abs((row - centre + 0.5) * (1 / reach)), 0) * (row <= last)
+    row = first + np.arange(int(2 * reach) + 2)[:, None]
+    weight = np.maximum(1 - np.abs((row - centre + 0.5) * (1 / reach)), 0) * (row < source)
     weight = np.floor(weight / weight.sum(0) * (1 << PRECISION) + 0.5).astype(np.int32)
-    used = weight.any((1, 2))
-    return np.minimum(row, last)[used], weight[used]
+    used = weight.any(1)
+    return np.minimum(row, source - 1)[used], weight[used]
 
 
-def interpolate(lines: Tensor, axis: Axis) -> Tensor:
-    """Weighted sums along dimension 1, rounded: uint8 [n, length, …] -> uint8 [n, size, …]."""
-    n, length = lines.shape[:2]
-    rows, weights = taps(axis)
-    index = upload(rows + length * np.arange(n)[:, None], lines.device).flatten(1)
-    flat = lines.reshape(n * length, -1)
-    if len(index) == 1:
-        return flat.index_select(0, index[0]).view(n, -1, *lines.shape[2:])
-    weight = upload(weights, lines.device).view(len(index), -1, 1)
-    total = flat.index_select(0, index[0]) * weight[0]
-    for i, w in zip(index[1:], weight[1:], strict=True):
-        total += flat.index_select(0, i) * w
+class Table(NamedTuple):
+    """The taps of every kind of resizing in a batch, side by side. Images share few kinds (often one), so that this is
+    little to work out and to send to the device."""
+
+    rows: np.ndarray  # [taps, entries]
+    weights: np.ndarray  # [taps, entries]
+    place: np.ndarray  # [n, size]: each output line's entry
+
+
+def tap_table(axis: Axis) -> Table:
+    kinds, kind = np.unique(np.stack([axis.source, axis.resized], 1), axis=0, return_inverse=True)
+    parts = [taps(*pair) for pair in kinds.tolist()]
+    most = max(len(rows) for rows, _ in parts)
+    padded = [[np.pad(values, ((0, most - len(values)), (0, 0))) for values in part] for part in parts]
+    rows, weights = (np.concatenate(group, axis=1) for group in zip(*padded, strict=True))
+    start = np.concatenate([[0], np.cumsum(kinds[:-1, 1])])
+    return Table(rows, weights, start[kind.reshape(-1)][:, None] + axis.position)
+
+
+@fused
+def weigh(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums along dimension 1, rounded: uint8 [n, length, width] -> uint8 [n, size, width]."""
+    n, length, width = lines.shape
+    flat = lines.reshape(n * length, width)
+    start = length * torch.arange(n, device=lines.device)[:, None]
+    total: Tensor | None = None
+    for row, weight in zip(rows.unbind(), weights.unbind(), strict=True):
+        index = (start + row[place]).flatten()
+        part = flat.index_select(0, index) * weight[place].view(-1, 1)
+        total = part if total is None else total.add_(part)
+    assert total is not None
     total += 1 << (PRECISION - 1)
-    return (total >> PRECISION).to(torch.uint8).view(n, -1, *lines.shape[2:])
+    return (total >> PRECISION).to(torch.uint8).view(n, -1, width)
+
+
+def interpolate(lines: Tensor, rows: np.ndarray, weights: np.ndarray, place: np.ndarray) -> Tensor:
+    """The lines of the resized image: uint8 [n, length, …] -> uint8 [n, size, …]."""
+    n, length = lines.shape[:2]
+    flat = lines.reshape(n, length, -1)
+    if len(rows) == 1:
+        index = upload(rows[0][place] + length * np.arange(n)[:, None], lines.device)
+        result = flat.flatten(0, 1).index_select(0, index.flatten())
+    else:
+        result = weigh(flat, *(upload(array, lines.device) for array in (place, rows, weights)))
+    return result.view(n, -1, *lines.shape[2:])
 
 
 def resample(pixels: Tensor, rows: Axis, columns: Axis) -> Tensor:
@@ -93,10 +127,10 @@ def resample(pixels: Tensor, rows: Axis, columns: Axis) -> Tensor:
     n = len(pixels)
     step = 4 if pixels.device.type == "cpu" else max(n, 1)  # its sums stay in the cache
     result = pixels.new_empty((n, pixels.shape[3], rows.position.shape[1], columns.position.shape[1]))
+    down, across = tap_table(rows), tap_table(columns)
     for part in (slice(i, i + step) for i in range(0, n, step)):
-        down, across = (Axis(*(values[part] for values in axis)) for axis in (rows, columns))
-        lines = interpolate(pixels[part].transpose(1, 2), across)  # [n, size, H, 3]
-        lines = interpolate(lines.permute(0, 2, 3, 1), down)  # [n, size, 3, size]
+        lines = interpolate(pixels[part].transpose(1, 2), *across[:2], across.place[part])  # [n, size, H, 3]
+        lines = interpolate(lines.permute(0, 2, 3, 1), *down[:2], down.place[part])  # [n, size, 3, size]
         result[part] = lines.transpose(1, 2)
     return result
 
@@ -104,6 +138,7 @@ def resample(pixels: Tensor, rows: Axis, columns: Axis) -> Tensor:
 # ---- pointwise operations, as tables -------------------------------------------------------------------------------
 
 
+@fused
 def lookup(images: Tensor, tables: Tensor) -> Tensor:
     """tables[i, c, images[i, c]]; `tables` uint8 [n, 3, 256]."""
     start = torch.arange(0, tables.numel(), LEVELS, dtype=torch.int32, device=images.device)
@@ -198,6 +233,7 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
     return blend(smooth, values, factor)
 
 
+@fused
 def affine(images: Tensor, matrix: Tensor) -> Tensor:
     """Image.transform(AFFINE) with nearest sampling and black fill; `matrix` int32 [n, 6] from `affine_matrix`."""
     height, width = images.shape[2:]
@@ -228,6 +264,7 @@ def rotation(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.stack([cosine, sine, c, -sine, cosine, f], axis=1)
 
 
+@fused
 def fill(images: Tensor, box: Tensor, colour: Tensor) -> Tensor:
     """The rectangles `box` [n, 4] (top, left, bottom, right; the last two excluded) painted in `colour` uint8 [3]."""
     height, width = images.shape[2:]

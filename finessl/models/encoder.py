@@ -3,6 +3,9 @@ in eval mode while the parts that train follow the network's mode."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -24,6 +27,10 @@ class Encoder(nn.Module):
         for module in self.live:
             module.train(mode)
         return self
+
+    def accelerate(self, wrap: Callable[[Any], Any]) -> None:
+        """Replace what computes by `wrap` of it (torch.compile, see training/acceleration.py)."""
+        self.forward = wrap(self.forward)  # type: ignore[method-assign]
 
     def moving_buffers(self) -> dict[str, Tensor]:
         """The BatchNorm statistics that training moves: part of a checkpoint although they are no parameters."""

@@ -8,6 +8,7 @@ outputs and gradients of the plain form.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,67 +96,92 @@ class ViTEncoder(Encoder):
         self.branches = nn.ModuleDict()
         self.adapters = nn.ModuleDict()
         self.checkpointing = False  # recompute the blocks in the backward pass: less memory, more time
+        self.embed, self.run_block = embed, run_block
 
     @property
     def depth(self) -> int:
         return len(self.model.blocks)
 
+    def accelerate(self, wrap: Callable[[Any], Any]) -> None:
+        """Block by block: their code is the same, so that it is compiled once and not as often as there are blocks."""
+        self.embed, self.run_block = wrap(embed), wrap(run_block)
+
     def forward(self, images: Tensor) -> Tensor:
         model = self.model
-        x = embed_patches(model.patch_embed, images)
-        x = model._pos_embed(x).to(x.dtype)  # under autocast the residual stream keeps the compute dtype
-        x = layer_norm(model.norm_pre, model.patch_drop(x))
+        x = self.embed(model, images)
         if self.tokens is not None:
             x = torch.cat([x, self.tokens.to(x.dtype).expand(len(x), -1, -1)], dim=1)
         prompts: list[Tensor | None] = [None] * self.depth
         if self.prompts is not None:
             prompts[self.depth - len(self.prompts) :] = self.prompts.to(x.dtype).unbind()
+        adapters, branches = dict(self.adapters.items()), dict(self.branches.items())
         class_only = model.global_pool == "token"
-        for i, prompt in enumerate(prompts):
+        rest: Tensor | None = None  # what the block before has left to add to the stream
+        for i, (block, prompt) in enumerate(zip(model.blocks, prompts, strict=True)):
             last = class_only and i == self.depth - 1
+            places = adapters.get(str(i)), branches.get(str(i))
             if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(self.block, i, x, prompt, last, use_reentrant=False)
+                x, rest = checkpoint(self.run_block, block, x, rest, prompt, last, *places, use_reentrant=False)
             else:
-                x = self.block(i, x, prompt, last)
+                x, rest = self.run_block(block, x, rest, prompt, last, *places)
+        x = x if rest is None else x + rest
         if self.tokens is not None and not class_only:
             x = x[:, : -len(self.tokens)]
         return model.forward_head(layer_norm(model.norm, x), pre_logits=True)
 
-    def block(self, i: int, x: Tensor, prompts: Tensor | None, class_only: bool) -> Tensor:
-        """Block i of the model on the residual stream x [n, tokens, dim]; [n, 1, dim] when `class_only`."""
-        block = self.model.blocks[i]
-        attended = self.attend(block, x, prompts, class_only)
-        x = x[:, :1] if class_only else x
-        x = x + block.drop_path1(block.ls1(attended)).to(x.dtype)
-        y = block.ls2(block.mlp(layer_norm(block.norm2, x)))
-        if str(i) in self.adapters:
-            y = self.adapters[str(i)](y)
-        y = block.drop_path2(y).to(x.dtype)
-        if str(i) in self.branches:
-            y = y + self.branches[str(i)](x).to(x.dtype)
-        return x + y
 
-    @staticmethod
-    def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> Tensor:
-        attn, width = block.attn, block.attn.num_heads * block.attn.head_dim
-        heads = (attn.num_heads, attn.head_dim)
-        x = layer_norm(block.norm1, x)
-        queries = x[:, :1] if class_only else x
-        if class_only:
-            q = project(attn.qkv, queries, slice(0, width)).unflatten(-1, heads)
-            kv = project(attn.qkv, x, slice(width, None)).unflatten(-1, (2, *heads))
-        else:
-            q, kv = attn.qkv(x).unflatten(-1, (3, *heads)).split([1, 2], dim=2)
-            q = q.squeeze(2)
-        if prompts is not None:
-            prefix = project(attn.qkv, layer_norm(block.norm1, prompts), slice(width, None)).unflatten(-1, (2, *heads))
-            kv = torch.cat([kv, prefix.expand(len(x), -1, -1, -1, -1)], dim=1)
-        k, v = kv.unbind(2)
-        q, k, v = attn.q_norm(q).to(v.dtype), attn.k_norm(k).to(v.dtype), v
-        dropout = attn.attn_drop.p if attn.training else 0.0
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), dropout_p=dropout)
-        y = attn.norm(y.transpose(1, 2).flatten(2))
-        gate = getattr(attn, "gate", None)
-        if gate is not None:
-            y = y * gate(queries).sigmoid()
-        return attn.proj_drop(attn.proj(y))
+def embed(model: Any, images: Tensor) -> Tensor:
+    """What the first block sees: patches, class token and positions."""
+    x = embed_patches(model.patch_embed, images)
+    x = model._pos_embed(x).to(x.dtype)  # under autocast the residual stream keeps the compute dtype
+    return layer_norm(model.norm_pre, model.patch_drop(x))
+
+
+def run_block(
+    block: Any,
+    x: Tensor,
+    rest: Tensor | None,
+    prompts: Tensor | None,
+    class_only: bool,
+    adapter: Any = None,
+    branch: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """A block of the model on the residual stream x + rest [n, tokens, dim]; [n, 1, dim] when `class_only`.
+
+    Its last addition is left to the next block, where a compiler can join it with the norm that follows."""
+    x = x if rest is None else x + rest
+    attended = attend(block, x, prompts, class_only)
+    x = x[:, :1] if class_only else x
+    x = x + block.drop_path1(block.ls1(attended)).to(x.dtype)
+    y = block.ls2(block.mlp(layer_norm(block.norm2, x)))
+    if adapter is not None:
+        y = adapter(y)
+    y = block.drop_path2(y).to(x.dtype)
+    if branch is not None:
+        y = y + branch(x).to(x.dtype)
+    return x, y
+
+
+def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> Tensor:
+    attn, width = block.attn, block.attn.num_heads * block.attn.head_dim
+    heads = (attn.num_heads, attn.head_dim)
+    x = layer_norm(block.norm1, x)
+    queries = x[:, :1] if class_only else x
+    if class_only:
+        q = project(attn.qkv, queries, slice(0, width)).unflatten(-1, heads)
+        kv = project(attn.qkv, x, slice(width, None)).unflatten(-1, (2, *heads))
+    else:
+        q, kv = attn.qkv(x).unflatten(-1, (3, *heads)).split([1, 2], dim=2)
+        q = q.squeeze(2)
+    if prompts is not None:
+        prefix = project(attn.qkv, layer_norm(block.norm1, prompts), slice(width, None)).unflatten(-1, (2, *heads))
+        kv = torch.cat([kv, prefix.expand(len(x), -1, -1, -1, -1)], dim=1)
+    k, v = kv.unbind(2)
+    q, k, v = attn.q_norm(q).to(v.dtype), attn.k_norm(k).to(v.dtype), v
+    dropout = attn.attn_drop.p if attn.training else 0.0
+    y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), dropout_p=dropout)
+    y = attn.norm(y.transpose(1, 2).flatten(2))
+    gate = getattr(attn, "gate", None)
+    if gate is not None:
+        y = y * gate(queries).sigmoid()
+    return attn.proj_drop(attn.proj(y))

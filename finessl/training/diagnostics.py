@@ -49,7 +49,8 @@ def hidden_truth(experiment: Experiment) -> np.ndarray:
 
 
 class Diagnostics:
-    """Watches a method through a forward hook: a dozen small operations a step on the device, nothing is fetched."""
+    """Watches a method through a forward hook: a few small operations a step on the device, nothing is fetched. Adds
+    to the step's statistics the share of pseudo-labels whose truth is known, and the share of right ones."""
 
     def __init__(self, method: Method, truth: np.ndarray, device: torch.device) -> None:
         self.method = method
@@ -65,14 +66,17 @@ class Diagnostics:
     @torch.no_grad()
     def observe(self, method: Method, inputs: tuple[Outputs, Batch], result: Result) -> None:
         outputs, batch = inputs
-        if outputs.weak is None or result.pseudo is None or batch.index is None:
+        if result.pseudo is None or batch.index is None:
             return
         pseudo, truth = result.pseudo, self.truth[batch.index]
         given = pseudo >= 0  # self-training methods leave images without a pseudo-label
-        right = given & (pseudo == truth)
+        known, right = given & (truth >= 0), given & (pseudo == truth)
+        result.statistics |= {"pseudo_known": known.float().mean(), "pseudo_correct": right.float().mean()}
+        if outputs.weak is None:
+            return
         classes = self.counts.shape[1]
         place = torch.cat([pseudo.clamp_min(0), classes + truth.clamp_min(0), 2 * classes + truth.clamp_min(0)])
-        self.counts.view(-1).index_add_(0, place, torch.cat([given, given & (truth >= 0), right]).long())
+        self.counts.view(-1).index_add_(0, place, torch.cat([given, known, right]).long())
 
         weight = torch.ones_like(given, dtype=torch.float32) if result.weight is None else result.weight.float()
         heads = torch.stack([head for head in outputs.weak if head is not None])

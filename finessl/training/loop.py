@@ -11,7 +11,6 @@ import os
 import platform
 import signal
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +29,9 @@ from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
 from finessl.methods.base import Result
 from finessl.models.encoder import freeze_dtype
-from finessl.models.network import Network
 from finessl.recipe import Recipe
 from finessl.training import checkpoint
+from finessl.training.acceleration import accelerate
 from finessl.training.diagnostics import Diagnostics, hidden_truth, look_back
 from finessl.training.distributed import Processes, processes
 from finessl.training.evaluate import accuracy, encode
@@ -47,7 +46,7 @@ class Settings:
     """How a run is carried out; none of this changes its result."""
 
     device: str = "auto"
-    compile: bool | None = None  # None: on a GPU for runs long enough to repay it
+    compile: bool | None = None  # and record the step (see acceleration.py); None: on a GPU, where the run repays it
     log_every: int = 20  # steps per line of metrics.jsonl
     eval_every: int | None = None  # steps between evaluations on the test set; None: an epoch; 0: only at the end
     checkpoint_seconds: float = 120.0
@@ -113,8 +112,9 @@ class Training:
         )
         team.wait()
         network, method = self.experiment.network, self.experiment.method
-        self.optimizer = make_optimizer(network, recipe.train, device)
-        self.training_step = TrainingStep(network, method, self.optimizer, recipe.train, device, self.precision, team)
+        optimizer = make_optimizer(network, recipe.train, device)
+        plain = TrainingStep(network, method, optimizer, recipe.train, device, self.precision, team)
+        self.training_step = accelerate(plain, compile=settings.compile, steps=recipe.train.steps)
         self.loader = self.experiment.loader(team, DTYPES[self.precision])
         self.prefetcher = Prefetcher(self.loader, recipe.train.steps)
         self.diagnostics = Diagnostics(method, hidden_truth(self.experiment), device)
@@ -130,8 +130,6 @@ class Training:
         self.resume()
         if self.precision != "fp32":
             freeze_dtype(network.encoder, DTYPES[self.precision])
-        if settings.compile or (settings.compile is None and device.type == "cuda" and recipe.train.steps >= 200):
-            compile_encoder(network)
 
     # ---- the run ----------------------------------------------------------------------------------------------------
 
@@ -152,7 +150,7 @@ class Training:
                 result = self.training_step(self.step, views)
                 self.step += 1
                 self.prefetcher.prepare(self.step)
-                self.record(result, views.index)
+                self.record(result)
 
                 # once in a while: a line of metrics, an evaluation, a checkpoint
                 if self.step % settings.log_every == 0 or self.step == train.steps:
@@ -200,7 +198,7 @@ class Training:
         logits = self.predict(experiment.store, experiment.split.unlabeled)
         if method.refresh(logits.softmax(1)):
             experiment.network.reset()
-            self.optimizer.state.clear()
+            self.training_step.forget()
         self.use_pool()
 
     def use_pool(self) -> None:
@@ -214,14 +212,9 @@ class Training:
 
     # ---- figures ----------------------------------------------------------------------------------------------------
 
-    def record(self, result: Result, index: Tensor | None) -> None:
+    def record(self, result: Result) -> None:
         """Add this step's statistics up on the device; nothing is fetched."""
-        statistics = {"loss": result.loss.detach(), **result.statistics}
-        if result.pseudo is not None and index is not None:
-            truth = self.diagnostics.truth[index]
-            known = (truth >= 0) & (result.pseudo >= 0)
-            statistics["pseudo_known"] = known.float().mean()
-            statistics["pseudo_correct"] = ((result.pseudo == truth) & known).float().mean()
+        statistics = {"loss": result.loss, **result.statistics}
         values = torch.stack([value.float() for value in statistics.values()])
         if self.totals is None or list(statistics) != self.names:
             self.names, self.totals, self.totalled = list(statistics), torch.zeros_like(values), 0
@@ -375,24 +368,6 @@ class Training:
         }
         self.run.write_meta(meta)
         return meta
-
-
-def compile_encoder(network: Network) -> None:
-    """torch.compile with fixed shapes; where it cannot work (no compiler on this machine), the plain encoder does."""
-    plain = network.encoder.forward
-    compiled = torch.compile(plain, dynamic=False)
-
-    def forward(images: Tensor) -> Tensor:
-        try:
-            return compiled(images)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            warnings.warn(
-                f"torch.compile does not work here ({error.__class__.__name__}); going on without.", stacklevel=2
-            )
-            network.encoder.forward = plain  # type: ignore[method-assign]
-            return plain(images)
-
-    network.encoder.forward = forward  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

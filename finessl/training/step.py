@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,10 +54,13 @@ def make_optimizer(network: Network, train: TrainRecipe, device: torch.device) -
     groups = network.parameter_groups(lr=train.lr, weight_decay=train.weight_decay, backbone_lr=train.backbone_lr)
     for group in groups:
         group["full_lr"] = group["lr"]
-    fused = device.type == "cuda"
+    gpu = device.type == "cuda"
+    if gpu:  # the rate as a number on the device: a recorded step reads it there
+        for group in groups:
+            group["lr"] = torch.tensor(group["full_lr"], device=device)
     if train.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum, nesterov=train.nesterov, fused=fused)
-    return torch.optim.AdamW(groups, lr=train.lr, fused=fused)
+        return torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum, nesterov=train.nesterov, fused=gpu)
+    return torch.optim.AdamW(groups, lr=train.lr, fused=gpu, capturable=gpu)
 
 
 class TrainingStep:
@@ -75,18 +79,44 @@ class TrainingStep:
         self.network, self.method, self.optimizer, self.train = network, method, optimizer, train
         self.device, self.precision, self.processes = device, precision, processes
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.beside: torch.cuda.Stream | None = (
+            None  # where the weak views are computed, when that can be at the same time
+        )
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def __call__(self, step: int, views: Views) -> Result:
+        self.schedule(step)
+        return self.compute(views)
+
+    def schedule(self, step: int) -> None:
+        """All that depends on the step's number, set from the host."""
         factor = lr_factor(self.train, step, self.method.phase(step))
         for group in self.optimizer.param_groups:
-            group["lr"] = group["full_lr"] * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(group["full_lr"] * factor)
+            else:
+                group["lr"] = group["full_lr"] * factor
         self.method.before_step(step)
-        weak = self.forward_weak(views)
-        result = self.judge(views, weak, self.forward_trained(views))
+
+    def compute(self, views: Views) -> Result:
+        """All that the device does; the same operations at every step, so that they can be recorded and replayed."""
+        if self.beside is None:
+            weak, trained = self.forward_weak(views), self.forward_trained(views)
+        else:
+            here = torch.cuda.current_stream(self.device)
+            self.beside.wait_stream(here)
+            with torch.cuda.stream(self.beside):
+                weak = self.forward_weak(views)
+            trained = self.forward_trained(views)
+            here.wait_stream(self.beside)
+        result = self.judge(views, weak, trained)
         self.backward(result)
         self.update()
-        return result
+        return replace(result, loss=result.loss.detach())
+
+    def forget(self) -> None:
+        """The network has been made anew: so must be what the optimizer remembers."""
+        self.optimizer.state.clear()
 
     def forward_weak(self, views: Views) -> View | None:
         """Predictions for the weak views, where the method does not learn from them."""

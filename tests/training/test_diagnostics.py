@@ -14,7 +14,7 @@ from finessl.methods.base import Batch, Outputs, Result, Task, View
 from finessl.recipe import Recipe
 from finessl.training import checkpoint, diagnostics
 from finessl.training.diagnostics import NOVEL, Diagnostics, evenly
-from finessl.training.loop import Settings, Training, train
+from finessl.training.loop import Settings, train
 from finessl.training.rundir import RunDirectory
 
 TINY = {
@@ -60,11 +60,6 @@ def check(line: dict[str, Any], expected: dict[str, Any]) -> None:
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, np.ndarray]]:
     """What the method saw and answered in each step of a training."""
     seen: list[dict[str, np.ndarray]] = []
-    original = Training.record
-
-    def record(self: Training, result: Result, index: torch.Tensor | None) -> None:
-        seen[-1]["truth"] = self.diagnostics.truth[index].numpy()  # type: ignore[index]
-        return original(self, result, index)
 
     observe = Diagnostics.observe
 
@@ -72,12 +67,12 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, np.ndarray]]:
         weak = inputs[0].weak
         assert weak is not None and result.pseudo is not None and result.weight is not None
         step = {"pseudo": result.pseudo.numpy(), "weight": result.weight.numpy()}
+        step["truth"] = self.truth[inputs[1].index].numpy()
         heads = {"confidence": weak.logits, "confidence_aux": weak.aux}
         step |= {n: z.detach().softmax(1).max(1)[0].numpy() for n, z in heads.items() if z is not None}
         seen.append(step)
         observe(self, method, inputs, result)
 
-    monkeypatch.setattr(Training, "record", record)
     monkeypatch.setattr(Diagnostics, "observe", watch)
     return seen
 

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from finessl.recipe import Recipe, TrainRecipe
 from finessl.training import checkpoint
 from finessl.training import loop as loop_module
+from finessl.training.acceleration import compile_encoder
 from finessl.training.experiment import prepare
-from finessl.training.loop import Settings, compile_encoder, train
+from finessl.training.loop import Settings, train
 from finessl.training.rundir import RunDirectory
 from finessl.training.step import TrainingStep, lr_factor
 
@@ -127,7 +128,7 @@ def test_compilation_that_fails_is_done_without(shapes: Path, monkeypatch: pytes
         return call
 
     monkeypatch.setattr(torch, "compile", broken)
-    compile_encoder(experiment.network)
+    compile_encoder(experiment.network.encoder)
     with pytest.warns(UserWarning, match="going on without"):
         assert torch.equal(experiment.network.features(images), plain)
     assert torch.equal(experiment.network.features(images), plain)

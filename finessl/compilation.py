@@ -1,0 +1,52 @@
+"""torch.compile, where it is wanted and where it works.
+
+`compiled(f)` runs f through torch.compile, or plainly where that fails (no compiler on this machine). `fused` is for
+small functions of tensors, such as the views' arithmetic: compiled on a GPU once `fuse()` has been called, because
+compiling takes seconds that only a long run repays.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+fusing = False
+
+
+def fuse() -> None:
+    """From now on `fused` functions are compiled for tensors on a GPU."""
+    global fusing
+    fusing = True
+
+
+def compiled(plain: Callable[..., Any], *, dynamic: bool = False) -> Callable[..., Any]:
+    import torch
+
+    fast: Callable[..., Any] | None = torch.compile(plain, dynamic=dynamic)
+
+    def run(*arguments: Any) -> Any:
+        nonlocal fast
+        if fast is None:
+            return plain(*arguments)
+        try:
+            return fast(*arguments)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            name = error.__class__.__name__
+            warnings.warn(f"torch.compile does not work here ({name}); going on without.", stacklevel=2)
+            fast = None
+            return plain(*arguments)
+
+    return run
+
+
+def fused(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`plain`, whose first argument is a tensor; its batch may have any size."""
+    fast = functools.cache(lambda: compiled(plain, dynamic=True))
+
+    @functools.wraps(plain)
+    def run(*arguments: Any) -> Any:
+        return fast()(*arguments) if fusing and arguments[0].is_cuda else plain(*arguments)
+
+    return run

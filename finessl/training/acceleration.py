@@ -1,0 +1,128 @@
+"""A GPU kept busy: the encoder through torch.compile, and the whole step recorded as one CUDA graph.
+
+A step is some thousand kernels, which the host launches more slowly than an H200 computes them. They are the same at
+every step, so they are recorded once and then launched as one. What differs from step to step (views, learning rate,
+the method's schedule) is written into fixed places on the device before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from finessl.compilation import compiled, fuse
+from finessl.data.loader import Views
+from finessl.methods.base import Result
+from finessl.models.encoder import Encoder
+from finessl.training.step import TrainingStep
+
+VARIANTS = 64  # of a block: for each batch size, with and without gradient, the last block, the first ...
+
+
+def compile_encoder(encoder: Encoder) -> None:
+    """torch.compile with fixed shapes; where it cannot work (no compiler on this machine), the plain encoder does."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
+    encoder.accelerate(compiled)
+    fuse()
+
+
+class RecordedStep:
+    """A TrainingStep as a CUDA graph. The first steps are computed in the plain way: they compile kernels and make the
+    optimizer's memory. A change of shapes, or of what trains, starts over."""
+
+    PLAIN = 3
+
+    def __init__(self, plain: TrainingStep) -> None:
+        self.plain = plain
+        self.stream = torch.cuda.Stream(plain.device, priority=-1)  # before the next views, which can wait
+        self.network = list(plain.network.parameters())
+        self.works = True
+        self.start_over(None)
+
+    def start_over(self, kind: Any) -> None:
+        self.kind, self.seen = kind, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.views: Views | None = None
+        self.result: Result | None = None
+
+    def __call__(self, step: int, views: Views) -> Result:
+        kind = ([tensor.shape for tensor in views.tensors()], [parameter.requires_grad for parameter in self.network])
+        if kind != self.kind:
+            self.start_over(kind)
+        self.plain.schedule(step)
+        if self.graph is None and self.works and self.seen >= self.PLAIN:
+            self.record(views)
+        if self.graph is None:
+            self.seen += 1
+            return self.compute(views)
+        assert self.views is not None and self.result is not None
+        for place, tensor in zip(self.views.tensors(), views.tensors(), strict=True):
+            place.copy_(tensor, non_blocking=True)
+        self.graph.replay()
+        return self.result
+
+    def compute(self, views: Views) -> Result:
+        """On the stream that records later, where autograd then expects the gradients."""
+        here = torch.cuda.current_stream(self.plain.device)
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            result = self.plain.compute(views)
+        here.wait_stream(self.stream)
+        return result
+
+    def record(self, views: Views) -> None:
+        """Note down what `compute` launches; nothing is computed."""
+
+        def own(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.clone()
+
+        self.views = replace(
+            views,
+            trained=views.trained.clone(),
+            weak=own(views.weak),
+            labels=views.labels.clone(),
+            index=own(views.index),
+        )
+        graph = torch.cuda.CUDAGraph()
+        try:
+            self.plain.beside = torch.cuda.Stream(self.plain.device, priority=-1)
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.result = self.plain.compute(self.views)
+        except RuntimeError as error:
+            self.works, self.views = False, None
+            warnings.warn(
+                f"the step cannot be recorded ({str(error).splitlines()[0]}); going on without.", stacklevel=3
+            )
+            return
+        finally:
+            self.plain.beside = None
+        self.graph = graph
+
+    def forget(self) -> None:
+        self.plain.forget()
+        self.start_over(None)
+
+    # ---- what a checkpoint keeps -----------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return self.plain.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.plain.load(state)
+        self.start_over(None)
+
+
+def accelerate(step: TrainingStep, *, compile: bool | None, steps: int) -> TrainingStep | RecordedStep:
+    """`step` as fast as it gets. `compile` None: on a GPU, for runs long enough to repay it."""
+    gpu = step.device.type == "cuda"
+    if not (compile or (compile is None and gpu and steps >= 200)):
+        return step
+    compile_encoder(step.network.encoder)
+    for owner, name in ((step.network, "classify"), (step, "judge")):  # some hundred operations on few numbers
+        setattr(owner, name, compiled(getattr(owner, name)))
+    # neither a scaled loss (its scale is decided by the host) nor several processes are recorded
+    return RecordedStep(step) if gpu and step.precision != "fp16" and step.processes.world == 1 else step

@@ -1,0 +1,118 @@
+"""The fast step computes what the plain one does: compiled, and recorded as a CUDA graph."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from finessl.bench.step import synthetic
+from finessl.data.loader import Prefetcher
+from finessl.methods import METHODS
+from finessl.recipe import Recipe
+from finessl.training.acceleration import RecordedStep, accelerate, compile_encoder
+from finessl.training.diagnostics import Diagnostics, hidden_truth
+from finessl.training.distributed import Processes
+from finessl.training.experiment import Experiment, prepare
+from finessl.training.step import TrainingStep, make_optimizer
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def set_up(device: str, **fields: object) -> tuple[Experiment, TrainingStep]:
+    recipe = Recipe.read(None, {
+        "data.image_size": 32, "split.labels_per_class": 4, "model.backbone": "vit_tiny_patch16_224",
+        "model.pretrained": False, "train.batch_size": 4, "train.steps": 40, "train.precision": "fp32", **fields,
+    })  # fmt: skip
+    target = torch.device(device)
+    torch.manual_seed(0)  # random weights
+    experiment = prepare(recipe, None, target, dataset=synthetic(5, 32, images=60))
+    network = experiment.network.train()
+    optimizer = make_optimizer(network, recipe.train, target)
+    precision = recipe.train.precision
+    return experiment, TrainingStep(network, experiment.method, optimizer, recipe.train, target, precision, Processes())
+
+
+def run(experiment: Experiment, step: TrainingStep | RecordedStep, steps: int) -> tuple[list[float], torch.Tensor]:
+    """Losses, and all trained parameters at the end."""
+    views, losses = Prefetcher(experiment.loader(Processes()), steps), []
+    for number in range(steps):
+        experiment.tuning.before_step(number, steps)
+        torch.manual_seed(number)  # dropout
+        losses.append(step(number, views.get(number)).loss.clone())
+        views.prepare(number + 1)
+    parameters = torch.cat([p.detach().float().flatten().cpu() for p in experiment.network.trained().values()])
+    return torch.stack(losses).tolist(), parameters
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS.names() if name not in ("fpl", "ifpl")])  # like grip
+def test_every_method_is_one_graph(method: str) -> None:
+    """Nothing in a method makes the compiler give up half-way, and it computes the same."""
+    torch._dynamo.reset()
+    plain_losses, _ = run(*set_up("cpu", **{"method.name": method}), 3)
+    experiment, step = set_up("cpu", **{"method.name": method})
+    Diagnostics(experiment.method, hidden_truth(experiment), experiment.device)
+    step.judge = torch.compile(step.judge, backend="aot_eager", fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+    assert run(experiment, step, 3)[0] == plain_losses
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_compiled_and_plain_runs_agree() -> None:
+    """Over 20 steps in float32, where rounding cannot hide a difference."""
+    torch._dynamo.reset()
+    plain_losses, plain = run(*set_up("cpu"), 20)
+    experiment, step = set_up("cpu")
+    compile_encoder(experiment.network.encoder)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    losses, parameters = run(experiment, step, 20)
+    assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] - before <= 8  # once for all blocks, not for each
+    assert losses == pytest.approx(plain_losses, rel=1e-4)
+    assert torch.allclose(parameters, plain, atol=1e-4)
+
+
+def test_only_a_gpu_records_the_step() -> None:
+    _, step = set_up("cpu")
+    assert accelerate(step, compile=None, steps=10_000) is step
+
+
+@gpu
+@pytest.mark.parametrize("tuning", ["vpt-deep", "lora", "adaptformer", "lp-ft"])
+@pytest.mark.parametrize("method", ["finessl", "freematch", "supervised"])
+def test_recorded_and_plain_steps_are_equal(tuning: str, method: str) -> None:
+    """Also with dropout (adaptformer), and when what trains changes on the way (lp-ft)."""
+    fields = {"tuning.name": tuning, "method.name": method}
+    losses, plain = run(*set_up("cuda", **fields), 24)
+    experiment, step = set_up("cuda", **fields)
+    recorded = RecordedStep(step)
+    again, parameters = run(experiment, recorded, 24)
+    assert recorded.graph is not None
+    assert again == pytest.approx(losses, rel=1e-5)
+    assert torch.allclose(parameters, plain, rtol=1e-4, atol=1e-6)
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("precision", "method", "tolerance"),
+    [("fp32", "finessl", 1e-3), ("fp32", "freematch", 1e-3), ("bf16", "supervised", 2e-2)],  # bf16 may turn an argmax
+)
+def test_compiled_recorded_and_plain_steps_agree(precision: str, method: str, tolerance: float) -> None:
+    fields = {"train.precision": precision, "method.name": method}
+    losses, plain = run(*set_up("cuda", **fields), 20)
+    experiment, step = set_up("cuda", **fields)
+    again, parameters = run(experiment, accelerate(step, compile=True, steps=20), 20)
+    assert again == pytest.approx(losses, rel=tolerance)
+    assert (parameters - plain).norm() / plain.norm() < tolerance
+
+
+@gpu
+def test_a_network_made_anew_is_recorded_anew() -> None:
+    experiment, step = set_up("cuda")
+    recorded = RecordedStep(step)
+    run(experiment, recorded, 6)
+    first = recorded.graph
+    experiment.network.reset()
+    recorded.forget()
+    losses, _ = run(experiment, recorded, 6)
+    assert recorded.graph is not None and recorded.graph is not first
+    assert losses == pytest.approx(run(*set_up("cuda"), 6)[0], rel=1e-4)
