@@ -40,6 +40,7 @@ SHORT = {
     "lr": "train.lr",
     "backbone_lr": "train.backbone_lr",
     "precision": "train.precision",
+    "cache_features": "train.cache_features",
     "seed": "seed",
 }
 

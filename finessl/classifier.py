@@ -38,6 +38,7 @@ FORMAT = 1
 def export_classifier(folder: Path, experiment: Experiment) -> None:
     """Write the trained network of an experiment as a classifier."""
     recipe, backbone = experiment.recipe, experiment.backbone
+    head, tensors = experiment.network.finished(recipe.head)
     description = {
         "format": FORMAT,
         "classes": experiment.split.classes,
@@ -45,7 +46,7 @@ def export_classifier(folder: Path, experiment: Experiment) -> None:
         "weights": recipe.model.weights,
         "pretrained": recipe.model.pretrained,
         "tuning": {"name": recipe.tuning.name, **recipe.tuning.options},
-        "head": {"name": recipe.head.name, **recipe.head.options},
+        "head": {"name": head.name, **head.options},
         "aux": experiment.method.aux,
         "image_size": backbone.image_size,
         "mean": list(experiment.mean),
@@ -53,7 +54,7 @@ def export_classifier(folder: Path, experiment: Experiment) -> None:
     }
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {n: t.detach().cpu().contiguous() for n, t in experiment.network.trained_tensors().items()}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(tensors, folder / ".classifier.safetensors.partial")
         os.replace(folder / ".classifier.safetensors.partial", folder / "classifier.safetensors")
         write_atomically(folder / "classifier.json", json.dumps(description, indent=2, ensure_ascii=False) + "\n")
@@ -86,7 +87,7 @@ def load(run: str | Path, *, weights: str | Path | None = None, device: str = "a
     tuning, head = dict(description["tuning"]), dict(description["head"])
     _, network = build_network(
         backbone,
-        len(description["classes"]),
+        description["classes"],
         Choice(tuning.pop("name"), tuning),
         Choice(head.pop("name"), head),
         description["aux"],

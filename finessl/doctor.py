@@ -13,7 +13,7 @@ from typing import Literal
 
 REQUIRED = ("torch", "torchvision", "timm", "safetensors", "numpy", "pillow", "matplotlib", "typer", "rich")
 EXTRAS = {
-    "open_clip_torch": ("text", "class-name features for --head-init text"),
+    "open_clip_torch": ("text", "text towers: --head-init text, --head coop"),
     "pyarrow": ("tables", "Parquet tables"),
     "datasets": ("huggingface", "Hugging Face data sets"),
     "ray": ("ray", "finessl compare on many machines"),

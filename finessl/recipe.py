@@ -66,6 +66,7 @@ class TrainRecipe:
     warmup: int = 0  # steps of linear warm-up
     clip_norm: float | None = None  # largest gradient norm
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # auto: bf16 on a GPU, fp32 on the CPU
+    cache_features: int = 0  # draws of each view whose features are computed once (tuning linear); 0: new views always
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ class Recipe:
             ("train.batch_size", train.batch_size, 1),
             ("train.mu", train.mu, 1),
             ("train.warmup", train.warmup, 0),
+            ("train.cache_features", train.cache_features, 0),
             ("data.strong_views", data.strong_views, 1),
             ("data.image_size", data.image_size or 8, 8),
             ("seed", self.seed, 0),
@@ -169,6 +171,11 @@ class Recipe:
             raise FinesslError(
                 f"train.weight_decay = {train.weight_decay} should not be negative and "
                 f"train.momentum = {train.momentum} should lie in [0, 1)."
+            )
+        if train.cache_features and self.tuning.name != "linear":
+            raise FinesslError(
+                f"train.cache_features = {train.cache_features} needs a frozen backbone, and tuning "
+                f"{self.tuning.name!r} trains inside it: use --tuning linear, or --cache-features 0."
             )
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
 
+from finessl.bench.data import bench_data
+from finessl.bench.scale import SizeCost, bench_scale, middle, ratios
 from finessl.cli import app
+from finessl.errors import FinesslError
 
 SMALL = ["--backbone", "embedded", "--batch-size", "2", "--repeats", "1", "--device", "cpu", "--json"]
 
@@ -45,3 +50,62 @@ def test_augment(capsys: pytest.CaptureFixture[str]) -> None:
     rows = output(capsys, "bench", "augment", "--size", "32", "--batch", "4", "--device", "cpu", "--json")
     assert isinstance(rows, list) and [row["view"] for row in rows] == ["weak", "strong"]
     assert all(row["ours"] > 0 and row["pillow"] > 0 for row in rows)
+
+
+def test_data(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("--images", "12", "--size", "32", "--batch-size", "4", "--repeats", "1", "--device", "cpu")
+    rows = output(capsys, "bench", "data", *few, "--json")
+    assert isinstance(rows, list)
+    by_part = {row["part"]: row for row in rows}
+    assert list(by_part) == [
+        "decode", "fetch from memory", "fetch from the map", "views of a step", "embedded backbone",
+    ]  # fmt: skip
+    assert all(row["rate"] > 0 for row in rows)
+    assert by_part["fetch from the map"]["reference_rate"] == by_part["fetch from memory"]["rate"]
+    assert by_part["embedded backbone"]["reference_rate"] == by_part["decode"]["rate"]
+    for row in rows:
+        if "ratio" in row:
+            assert row["ratio"] == pytest.approx(row["rate"] / row["reference_rate"], rel=0.01)
+
+
+def test_data_of_ones_own_leaves_out_what_is_broken(shapes: Path, tmp_path: Path) -> None:
+    for name in ("across", "down"):
+        folder = tmp_path / "own" / name
+        folder.mkdir(parents=True)
+        for number, path in enumerate(sorted((shapes / "train" / name).iterdir())[:3]):
+            (folder / path.name).write_bytes(path.read_bytes() if number else b"no image")
+    rows = bench_data(str(tmp_path / "own"), torch.device("cpu"), images=99, size=16, batch=2, repeats=1)
+    assert all(row.rate > 0 for row in rows)
+
+
+def test_data_needs_files() -> None:
+    with pytest.raises(FinesslError, match="sample is an array"):
+        bench_data("sample", torch.device("cpu"))
+
+
+def test_scale(tmp_path: Path) -> None:
+    labels: list[str] = []
+    rows = bench_scale(
+        [50, 101, 200], sample=20, repeats=1, seconds=0.0, folder=tmp_path,
+        progress=lambda label, done, total: labels.append(label),
+    )  # fmt: skip
+    assert [row.images for row in rows] == [50, 101, 200]
+    for row in rows:
+        assert row.image == pytest.approx(1e6 * row.index / row.images)
+        assert min(row.reopen, row.image_cpu, row.memory, row.decode, row.decode_cpu, row.fetch) > 0
+    assert set(labels) == {"writing the sets", "measuring", "removing the sets"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scale_takes_the_median_of_the_rounds() -> None:
+    rounds = [SizeCost(10, *[float(value)] * 8) for value in (5, 1, 2)]
+    small, large = middle(rounds), SizeCost(20, *[3.0] * 8)
+    assert small == SizeCost(10, *[2.0] * 8)
+    assert ratios([small, large]) == dict.fromkeys(("image", "image_cpu", "decode", "decode_cpu"), 1.5)
+
+
+def test_scale_refuses_what_it_cannot_measure() -> None:
+    with pytest.raises(FinesslError, match="at least 20 images"):
+        bench_scale([10, 100])
+    with pytest.raises(FinesslError, match="separated by commas"):
+        app(["bench", "scale", "--sizes", "10 100"], standalone_mode=False)

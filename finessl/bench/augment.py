@@ -4,6 +4,7 @@ released code makes its views)."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -33,8 +34,6 @@ class ViewCost:
 def bench_augment(
     device: torch.device, *, size: int = 224, source_size: int = 32, batch: int = 64, repeats: int = 10
 ) -> list[ViewCost]:
-    from torchvision import transforms
-
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (batch, source_size, source_size, 3), dtype=np.uint8)
     store = PixelStore.from_array(pixels)
@@ -50,26 +49,34 @@ def bench_augment(
             views = strong.apply(views, strong.draw(rng, batch))
         return normalise(views, MEAN, STD)
 
-    resized, padding = round(size * 256 / 224), round(size * 28 / 224)
-    crop = [
-        transforms.Resize(resized),
-        transforms.RandomCrop(size, padding=padding, padding_mode="reflect"),
-        transforms.RandomHorizontalFlip(),
-    ]
-    end = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     pictures = [Image.fromarray(image) for image in pixels]
     rows = []
     for name, with_strong in (("weak", False), ("strong", True)):
-        reference = transforms.Compose([*crop, *([transforms.RandAugment(2, 10)] if with_strong else []), *end])
         ours = milliseconds(partial(make, with_strong), device, repeats=repeats) / batch
-        rows.append(ViewCost(name, ours, pillow_time(reference, pictures)))
+        rows.append(ViewCost(name, ours, pillow_time(pillow_view(size, with_strong), pictures)))
     return rows
 
 
-def pillow_time(transform: object, pictures: list[Image.Image]) -> float:
+def pillow_view(size: int, strong: bool) -> Callable[[Image.Image], torch.Tensor]:
+    """The same kind of view by torchvision's transforms."""
+    from torchvision import transforms
+
+    return transforms.Compose(
+        [
+            transforms.Resize(round(size * 256 / 224)),
+            transforms.RandomCrop(size, padding=round(size * 28 / 224), padding_mode="reflect"),
+            transforms.RandomHorizontalFlip(),
+            *([transforms.RandAugment(2, 10)] if strong else []),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
+
+
+def pillow_time(transform: Callable[[Image.Image], torch.Tensor], pictures: list[Image.Image]) -> float:
     times = []
     for picture in pictures:
         start = time.perf_counter()
-        transform(picture)  # type: ignore[operator]
+        transform(picture)
         times.append(1000 * (time.perf_counter() - start))
     return median(times)

@@ -1,8 +1,9 @@
-"""finessl bench step | augment | data | tuning."""
+"""finessl bench step | augment | data | tuning | scale."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -124,3 +125,74 @@ def augment(
     print(f"{'view':<10}{'ours':>10}{'Pillow':>10}{'ratio':>8}   (ms a view)")
     for row in rows:
         print(f"{row.view:<10}{row.ours:>10.3f}{row.pillow:>10.3f}{row.ratio:>8.1f}")
+
+
+@bench.command()
+def data(
+    data: Annotated[str, typer.Argument(help="Folder or table of images; 'synthetic' writes JPEGs of 500×375.")] = (
+        "synthetic"
+    ),
+    root: Annotated[str | None, typer.Option(help="Where a named data set lies.")] = None,
+    images: Annotated[int, typer.Option(help="At most so many images, at even distances.")] = 256,
+    size: Annotated[int, typer.Option(help="Pixels of a view.")] = 224,
+    batch_size: Annotated[int, typer.Option(help="Labeled images a step, and as many unlabeled ones.")] = 32,
+    strong_views: Annotated[int, typer.Option(help="Strong views per unlabeled image.")] = 2,
+    repeats: Annotated[int, typer.Option(help="Times to do each part; the median counts.")] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Images per second from files to views, against plain Pillow; is it the files or the network that limits?"""
+    from finessl.bench.data import bench_data
+    from finessl.training.loop import resolve_device
+
+    rows = bench_data(
+        data, resolve_device(device), root=root, images=images, size=size, batch=batch_size,
+        strong_views=strong_views, repeats=repeats,
+    )  # fmt: skip
+    if json_:
+        print(json.dumps([row.as_dict() for row in rows]))
+        return
+    print(f"{'':<20}{'images/s':>12}{'ratio':>8}   against")
+    for row in rows:
+        known = row.as_dict()
+        against = f"{known['ratio']:>8.2f}   {row.reference}, {row.reference_rate:,.0f}" if row.reference else ""
+        print(f"{row.part:<20}{row.rate:>12,.0f}{against}")
+
+
+@bench.command()
+def scale(
+    sizes: Annotated[str, typer.Option(help="Images of each set, separated by commas.")] = "10000,100000,1000000",
+    sample: Annotated[int, typer.Option(help="Images to decode, in each round.")] = 1000,
+    repeats: Annotated[int, typer.Option(help="Rounds over all sizes, after one that warms up.")] = 5,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where to write the sets, until the end. (default: the system's)")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Does an image cost the same in a large set as in a small one? Minutes for the default sizes."""
+    from dataclasses import asdict
+
+    from finessl.bench.scale import bench_scale, ratios
+    from finessl.errors import FinesslError
+    from finessl.training.progress import Display
+
+    try:
+        counts = [int(size) for size in sizes.split(",")]
+    except ValueError as error:
+        raise FinesslError(f"--sizes {sizes} should be numbers separated by commas, as 10000,100000.") from error
+    with Display() as display:
+        rows = bench_scale(counts, sample=sample, repeats=repeats, folder=folder, progress=display.update)
+    flatness = ratios(rows)
+    if json_:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "ratios": flatness}))
+        return
+    print(f"medians of {repeats} rounds; cpu: processor time\n")
+    print(
+        f"{'':>12}{'index':>10}{'reopen':>10}{'index µs/image':>22}{'memory':>10}{'decode ms/image':>22}{'fetch 128':>11}"
+    )
+    print(f"{'images':>12}{'s':>10}{'s':>10}{'clock':>12}{'cpu':>10}{'MB':>10}{'clock':>12}{'cpu':>10}{'ms':>11}")
+    for row in rows:
+        print(f"{row.images:>12,}{row.index:>10.3f}{row.reopen:>10.3f}{row.image:>12.2f}{row.image_cpu:>10.2f}"
+              f"{row.memory:>10.1f}{row.decode:>12.2f}{row.decode_cpu:>10.2f}{row.fetch:>11.2f}")  # fmt: skip
+    print(f"{'largest / smallest':>32}{flatness['image']:>12.2f}{flatness['image_cpu']:>10.2f}"
+          f"{'':>10}{flatness['decode']:>12.2f}{flatness['decode_cpu']:>10.2f}")  # fmt: skip

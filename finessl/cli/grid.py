@@ -124,6 +124,7 @@ def paper(
         Texts, typer.Option(help="CLIP ViT-B/16's weights, or BACKBONE=FILE; repeatable. Otherwise timm's hub.")
     ] = None,
     text_features: Annotated[Text, typer.Option(help="FILE.npy with the class names' features, for FFT†.")] = None,
+    text_weights: Annotated[Text, typer.Option(help="CLIP ViT-B/16's text tower, for CoOp. Otherwise the hub.")] = None,
     set_: Annotated[Texts, typer.Option("--set", help="Any recipe field, for all cells: --set train.lr=3e-4")] = None,
     out: Annotated[Path, typer.Option(help="Where the runs go, and are looked for.")] = Path("runs/paper"),
     show_only: Annotated[bool, typer.Option("--show", help="Train nothing: show what is finished.")] = False,
@@ -154,6 +155,7 @@ def paper(
         named_places(root, "--root", registry("datasets").names()),
         named_places(weights, "--weights", list(BACKBONES)),
         text_features,
+        text_weights,
     )
     if table is None and not show_only:
         show(reports.overview(places), format_)

@@ -41,6 +41,7 @@ def train(
         Text,
         typer.Option(help="The backbone's weights (safetensors/pt; timm, OpenAI or HF CLIP keys); else timm's hub."),
     ] = None,
+    head: Annotated[Text, typer.Option(help="Classifier (finessl list heads). (default: cosine)")] = None,
     head_init: Annotated[Text, typer.Option(help="Start of the head: random, class-mean, probe or text.")] = None,
     text_features: Annotated[
         Text, typer.Option(help="FILE.npy with the class names' text features, instead of a text tower.")
@@ -53,6 +54,9 @@ def train(
     strong_views: Annotated[int | None, typer.Option(help="Strong views per unlabeled image. (default: 2)")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of split, start and views. (default: 0)")] = None,
     precision: Annotated[Text, typer.Option(help="auto, fp32, bf16 or fp16.")] = None,
+    cache_features: Annotated[
+        int | None, typer.Option(help="With --tuning linear: encode so many draws of each view once. (default: 0)")
+    ] = None,
     strict: Annotated[
         bool | None, typer.Option("--strict", help="Refuse broken images instead of skipping them.")
     ] = None,
@@ -78,9 +82,10 @@ def train(
 
     fields: dict[str, Any] = dict(
         root=root, download=download or None, test=test, labels_per_class=labels_per_class, split=split,
-        method=method, tuning=tuning, backbone=backbone, weights=weights, head_init=head_init,
+        method=method, tuning=tuning, backbone=backbone, weights=weights, head=head, head_init=head_init,
         text_features=text_features, steps=steps, batch_size=batch_size, mu=mu, lr=lr, image_size=image_size,
         strong_views=strong_views, seed=seed, precision=precision, strict=strict,
+        cache_features=cache_features,
     )  # fmt: skip
     made = make_recipe(recipe, fields, {"data.source": data, **dict(map(parse_setting, set_ or []))})
     folder = out or default_out(data, made.method.name, made.seed)

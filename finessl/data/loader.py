@@ -141,12 +141,15 @@ class Loader:
         """Normalised, and laid out as the step wants it."""
         weak, counts = None, plan.counts
         if self.weak == "no_grad" and plan.index is not None:
-            weak = normalise(parts[1], self.mean, self.std, self.dtype)
+            weak = self.normalise(parts[1])
             parts, counts = [parts[0], *parts[2:]], [counts[0], *counts[2:]]
-        trained = normalise(torch.cat(parts), self.mean, self.std, self.dtype)
+        trained = self.normalise(torch.cat(parts))
         labels = upload(self.labels[plan.labeled], self.device)
         index = None if plan.index is None else upload(plan.index, self.device)
         return Views(trained, counts, weak, labels, index, self.strong_views)
+
+    def normalise(self, views: Tensor) -> Tensor:
+        return normalise(views, self.mean, self.std, self.dtype)
 
 
 def join(draws: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

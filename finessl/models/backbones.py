@@ -140,17 +140,24 @@ def _check_hub(name: str, config: dict[str, Any]) -> None:
         if not any(config.get(key) for key in ("url", "file", "state_dict")):
             raise FinesslError(f"no published weights for {name!r}; give --weights FILE, or pretrained = false.")
         return
+    reason = unreachable(repository, config.get("hf_hub_filename") or "model.safetensors", "pytorch_model.bin")
+    if reason:
+        raise FinesslError(_no_hub(name, reason))
+
+
+def unreachable(repository: str, *files: str) -> str | None:
+    """Why the hub cannot give these files of a repository: its name does not resolve, and none of them is cached."""
     if any(os.environ.get(v) for v in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HF_ENDPOINT")):
-        return
+        return None
     from huggingface_hub import try_to_load_from_cache
 
-    files = [config.get("hf_hub_filename") or "model.safetensors", "pytorch_model.bin"]
     if any(isinstance(try_to_load_from_cache(repository, file), str) for file in files):
-        return
+        return None
     try:
         socket.getaddrinfo("huggingface.co", 443)
     except OSError as error:
-        raise FinesslError(_no_hub(name, f"huggingface.co: {error}")) from error
+        return f"huggingface.co: {error}"
+    return None
 
 
 def _from_scratch(name: str, image_size: int | None, weights: str | Path | None) -> Backbone:

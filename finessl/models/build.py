@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ START = ("init", "template", "text_features")  # options of the head section tha
 
 def build_network(
     backbone: Backbone,
-    classes: int,
+    classes: Sequence[str],
     tuning: Choice,
     head: Choice,
     aux: Literal["detached", "attached"] | None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from finessl.errors import FinesslError
-from finessl.models.aliases import BACKBONES, alias_of
 from finessl.models.backbones import Backbone
 from finessl.models.heads import LinearHead
 from finessl.models.network import Network
+from finessl.models.text import load_text_tower, projection_to, spoken
 from finessl.registry import nearest
 
 TEMPLATE = "a photo of a {}."
@@ -97,46 +96,21 @@ def probe(
 def text_weights(text: Tensor, backbone: Backbone) -> Tensor:
     """[C, dim] from text features [C, text dim]: through CLIP's projection, backwards (w = t·Pᵀ), rows of length 1.
     f·w = (f·P)·t, so the head starts as CLIP's zero-shot classifier but for the norm of f·P."""
-    projection = backbone.visual_proj
-    if projection is None:
-        if text.shape[1] != backbone.dim:
-            raise FinesslError(
-                f"the text features have {text.shape[1]} numbers, {backbone.name}'s features {backbone.dim}, and its "
-                "weights carry no visual_proj that maps one to the other. Use weights that do, or another head start."
-            )
-        return F.normalize(text.float(), dim=1)
-    if text.shape[1] != projection.shape[1]:
-        raise FinesslError(
-            f"the text features have {text.shape[1]} numbers, but {backbone.name} projects to {projection.shape[1]}."
-        )
-    return F.normalize(text.float() @ projection.T.float(), dim=1)
+    return F.normalize(text.float() @ projection_to(text.shape[1], backbone).T, dim=1)
 
 
 def embed_names(backbone: Backbone, classes: Sequence[str], template: str = TEMPLATE) -> Tensor:
     """[C, text dim]: normalised text features of the class names, by open_clip's text tower."""
     if "{}" not in template:
         raise FinesslError(f"the prompt template {template!r} has no {{}} for the class name.")
-    alias = alias_of(backbone.name)
-    if alias.text is None:
-        able = ", ".join(name for name, entry in BACKBONES.items() if entry.text)
-        raise FinesslError(f"{backbone.name} has no text tower; --head-init text works with {able}.")
-    try:
-        import open_clip
-    except ImportError as error:
-        raise FinesslError("--head-init text needs open_clip: pip install 'finessl[text]'.") from error
-    name, tag = alias.text
-    try:
-        model: Any = open_clip.create_model(name, pretrained=tag)
-        tokenizer: Any = open_clip.get_tokenizer(name)
-    except Exception as error:  # the hub's clients raise unrelated types
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FinesslError(
-            f"the text tower {name} ({tag}) could not be loaded ({first}). Give its features in a file "
-            "(--text-features FILE.npy, one row per class), or another head start."
-        ) from error
-    names = [template.format(label.replace("_", " ")) for label in classes]
+    model, tokenizer = load_text_tower(
+        backbone,
+        needed_by="--head-init text",
+        instead="Give its features in a file (--text-features FILE.npy, one row per class), or another head start.",
+    )
+    names = [template.format(spoken(label)) for label in classes]
     with torch.inference_mode():
-        rows = [model.eval().encode_text(tokenizer(names[i : i + 256])) for i in range(0, len(names), 256)]
+        rows = [model.encode_text(tokenizer(names[i : i + 256])) for i in range(0, len(names), 256)]
     return F.normalize(torch.cat(rows).float(), dim=1).clone()
 
 

@@ -1,23 +1,54 @@
-"""Classifiers on top of the features. `reset(generator)` draws the first weights, `set(weight, bias)` gives them."""
+"""Classifiers on top of the features."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from finessl.recipe import Choice
 from finessl.registry import Registry
+
+if TYPE_CHECKING:
+    from finessl.models.backbones import Backbone
 
 HEADS = Registry(
     "head",
     {
         "cosine": ("finessl.models.heads:CosineHead", "cosine similarity times a learnable scale, the released code's"),
         "linear": ("finessl.models.heads:LinearHead", "weight and bias, as in the paper's text"),
+        "coop": ("finessl.models.coop:CoOpHead", "learned words before the class names, read by CLIP's text tower"),
+        "projected": ("finessl.models.heads:ProjectedHead", "cosine on projected features: a finished coop"),
     },
 )
 
 
-class CosineHead(nn.Module):
+class Head(nn.Module):
+    """What every head is: features [n, dim] in, logits [n, C] out. Options are keyword-only arguments of __init__."""
+
+    @classmethod
+    def build(cls, backbone: Backbone, classes: Sequence[str], **options: Any) -> Head:
+        """For the features of a backbone and classes of these names."""
+        return cls(backbone.dim, len(classes), **options)
+
+    def reset(self, generator: torch.Generator | None) -> None:
+        """Draw the first weights."""
+        raise NotImplementedError
+
+    def set(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Start from these weights [C, dim]."""
+        raise NotImplementedError
+
+    def finished(self, choice: Choice) -> tuple[Choice, Head]:
+        """What a classifier keeps of the trained head: a head that its name, options and trained parameters make
+        again. `choice`: name and options of this one."""
+        return choice, self
+
+
+class CosineHead(Head):
     """s · (f / ‖f‖) · (w / ‖w‖)ᵀ, without a bias. The scale s is the number itself, not its logarithm."""
 
     def __init__(self, dim: int, classes: int, *, scale: float = 1 / 0.07, learn_scale: bool = True) -> None:
@@ -41,7 +72,31 @@ class CosineHead(nn.Module):
         return self.scale * F.linear(F.normalize(features, dim=-1), F.normalize(self.weight, dim=-1))
 
 
-class LinearHead(nn.Module):
+class ProjectedHead(CosineHead):
+    """The cosine head on f · P, with `width` columns in P."""
+
+    def __init__(
+        self, dim: int, classes: int, *, width: int = 512, scale: float = 1 / 0.07, learn_scale: bool = True
+    ) -> None:
+        super().__init__(width, classes, scale=scale, learn_scale=learn_scale)
+        self.projection = nn.Parameter(torch.empty(dim, width))
+
+    @torch.no_grad()
+    def reset(self, generator: torch.Generator | None) -> None:
+        """Normal numbers that keep the length of a feature in P; random directions for the classes."""
+        dim, width = self.projection.shape
+        self.projection.copy_(torch.empty(dim, width).normal_(0, width**-0.5, generator=generator))
+        self.set(torch.empty(len(self.weight), dim).uniform_(-1, 1, generator=generator))
+
+    @torch.no_grad()
+    def set(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().set(F.normalize(weight.to(self.projection) @ self.projection, dim=1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(features @ self.projection)
+
+
+class LinearHead(Head):
     """f · wᵀ + b."""
 
     def __init__(self, dim: int, classes: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from finessl.errors import FinesslError
 from finessl.methods.base import View
 from finessl.models.backbones import Backbone
-from finessl.models.heads import HEADS
+from finessl.models.heads import HEADS, Head
+from finessl.recipe import Choice
 from finessl.registry import check_options
 
 
@@ -26,7 +27,7 @@ class Network(nn.Module):
     def __init__(
         self,
         backbone: Backbone,
-        classes: int,
+        classes: Sequence[str],
         *,
         head: str = "cosine",
         head_options: Mapping[str, Any] | None = None,
@@ -34,12 +35,12 @@ class Network(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if classes < 2:
-            raise FinesslError(f"a classifier needs at least two classes, not {classes}.")
+        if len(classes) < 2:
+            raise FinesslError(f"a classifier needs at least two classes, not {len(classes)}.")
         options = check_options("head", head, HEADS[head], head_options or {})
         self.dim = backbone.dim
         self.encoder = backbone.encoder
-        self.head = HEADS[head](backbone.dim, classes, **options)
+        self.head: Head = HEADS[head].build(backbone, classes, **options)
         self.head.reset(generator)
         self.aux = copy.deepcopy(self.head) if aux else None
         self.detach_aux = aux == "detached"
@@ -49,7 +50,8 @@ class Network(nn.Module):
         self._remember()
 
     def features(self, images: Tensor) -> Tensor:
-        return self.encoder(images)
+        """Of images [n, 3, S, S]; features [n, dim] that were computed before stay as they are."""
+        return images if images.ndim == 2 else self.encoder(images)
 
     def classify(self, features: Tensor) -> View:
         """Both heads, in float32 at least: softmax over many classes needs more than half precision."""
@@ -82,8 +84,19 @@ class Network(nn.Module):
         return {f"encoder.{name}": buffers[name] for name in self._moving}
 
     def trained_tensors(self) -> dict[str, Tensor]:
-        """All that a checkpoint or an exported classifier holds."""
+        """All that a checkpoint holds."""
         return {**self.trained(), **self.trained_buffers()}
+
+    def finished(self, choice: Choice) -> tuple[Choice, dict[str, Tensor]]:
+        """All that a classifier holds: the head's name and options, and tensors for `load_trained`. `choice`: those of
+        the head that was trained."""
+        tensors = {name: tensor for name, tensor in self.trained_tensors().items() if name.startswith("encoder.")}
+        left = choice
+        for side, head in (("head", self.head), ("aux", self.aux)):
+            if head is not None:
+                left, plain = head.finished(choice)
+                tensors |= {f"{side}.{name}": p for name, p in plain.named_parameters() if p.requires_grad}
+        return left, tensors
 
     @torch.no_grad()
     def load_trained(self, tensors: Mapping[str, Tensor]) -> None:

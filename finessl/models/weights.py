@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -121,10 +122,17 @@ def load_weights(model: nn.Module, path: str | Path) -> Tensor | None:
             raise FinesslError(f"{path} does not fit {type(model).__name__}: {error}") from error
     classifier = {k for k in weights if re.match(r"(head|fc|classifier|head_dist)\.", k) and k not in wanted}
     given = {k: v for k, v in weights.items() if k not in classifier}
+    check_fit(path, given, wanted, "model")
+    model.load_state_dict(given, strict=False)
+    return projection
+
+
+def check_fit(path: str | Path, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str) -> None:
+    """A FinesslError that lists what is missing in a file's tensors, unknown to the model, or of another shape."""
     missing = [k for k in wanted if k not in given and not k.endswith("num_batches_tracked")]
     unexpected = [k for k in given if k not in wanted]
     shapes = [
-        f"{k} is {list(given[k].shape)} in the file, {list(v.shape)} in the model"
+        f"{k} is {list(given[k].shape)} in the file, {list(v.shape)} in the {what}"
         for k, v in wanted.items()
         if k in given and given[k].shape != v.shape
     ]
@@ -132,15 +140,13 @@ def load_weights(model: nn.Module, path: str | Path) -> Tensor | None:
         f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
         for what, names in (
             ("missing in the file", missing),
-            ("unknown to the model", unexpected),
+            (f"unknown to the {what}", unexpected),
             ("of another shape", shapes),
         )
         if names
     ]
     if faults:
         raise FinesslError(
-            f"{path} does not fit the model, {len(wanted)} tensors: {'; '.join(faults)}. "
+            f"{path} does not fit the {what}, {len(wanted)} tensors: {'; '.join(faults)}. "
             "Check that the backbone is the one that these weights belong to."
         )
-    model.load_state_dict(given, strict=False)
-    return projection

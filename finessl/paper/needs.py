@@ -1,4 +1,4 @@
-"""What a run needs besides finessl: data, the backbone's weights, class-name features. And whether they are there."""
+"""What a run needs besides finessl: data, the backbone's weights, text. And whether they are there."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Places:
     root: Mapping[str, str] = field(default_factory=dict)
     weights: Mapping[str, str] = field(default_factory=dict)
     text_features: str | None = None
+    text_weights: str | None = None
 
 
 def named_places(values: Sequence[str] | None, option: str, names: Sequence[str]) -> dict[str, str]:
@@ -47,6 +48,8 @@ def locate(recipe: Recipe, places: Places) -> Recipe:
         merge(tree, {"model": {"weights": weights}}, "--weights")
     if recipe.head.options.get("init") == "text" and places.text_features:
         merge(tree, {"head": {"text_features": places.text_features}}, "--text-features")
+    if recipe.head.name == "coop" and places.text_weights:
+        merge(tree, {"head": {"text_weights": places.text_weights}}, "--text-weights")
     return Recipe.from_tree(tree)
 
 
@@ -59,13 +62,16 @@ def lacking(recipe: Recipe) -> list[str]:
     ]
     if recipe.head.options.get("init") == "text":
         found.append(text_lacks(recipe.model.backbone, recipe.head.options.get("text_features")))
+    if recipe.head.name == "coop":
+        found.append(tower_lacks(recipe.model.backbone, recipe.head.options.get("text_weights")))
     return [reason for reason in found if reason]
 
 
 def kinds(recipe: Recipe) -> list[str]:
     """What it needs, in a few words."""
     text = ["class-name features"] if recipe.head.options.get("init") == "text" else []
-    return [recipe.data.source, recipe.model.backbone, *text]
+    tower = ["text tower"] if recipe.head.name == "coop" else []
+    return [recipe.data.source, recipe.model.backbone, *text, *tower]
 
 
 @functools.cache
@@ -105,3 +111,12 @@ def text_lacks(backbone: str, file: str | None) -> str | None:
     if find_spec("open_clip") is None or weights_lack(backbone, None):
         return "class-name features: give --text-features FILE.npy, or pip install 'finessl[text]' and reach the hub"
     return None
+
+
+@functools.cache
+def tower_lacks(backbone: str, file: str | None) -> str | None:
+    if find_spec("open_clip") is None:
+        return "text tower: pip install 'finessl[text]'"
+    if file is not None:
+        return None if Path(file).is_file() else f"text tower: there is no file {file}"
+    return "text tower: the hub cannot be reached; give --text-weights FILE" if weights_lack(backbone, None) else None

@@ -28,6 +28,7 @@ from finessl.models.head_init import start_heads
 from finessl.models.network import Network
 from finessl.models.tuning.base import Tuning
 from finessl.recipe import Recipe
+from finessl.training.cached import CachedLoader
 from finessl.training.distributed import Processes
 from finessl.training.evaluate import encode
 from finessl.training.rundir import RunDirectory, writing
@@ -81,7 +82,8 @@ class Experiment:
 
     def loader(self, processes: Processes, dtype: torch.dtype = torch.float32) -> Loader:
         train, data, method = self.recipe.train, self.recipe.data, self.method
-        return Loader(
+        kind = CachedLoader if train.cache_features else Loader
+        return kind(
             self.store,
             self.labels,
             self.split.labeled,
@@ -135,7 +137,7 @@ def prepare(
     method = create_method(recipe.method.name, task, recipe.method.options)
     seed = int(generator(recipe.seed, INITIAL).integers(2**62))
     tuning, network = build_network(
-        backbone, task.classes, recipe.tuning, recipe.head, method.aux, torch.Generator().manual_seed(seed)
+        backbone, split.classes, recipe.tuning, recipe.head, method.aux, torch.Generator().manual_seed(seed)
     )
     mean, std = statistics(recipe, dataset, store, backbone)
     experiment = Experiment(

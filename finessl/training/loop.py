@@ -32,6 +32,7 @@ from finessl.models.encoder import freeze_dtype
 from finessl.recipe import Recipe
 from finessl.training import checkpoint
 from finessl.training.acceleration import accelerate
+from finessl.training.cached import CachedLoader
 from finessl.training.diagnostics import Diagnostics, hidden_truth, look_back
 from finessl.training.distributed import Processes, processes
 from finessl.training.evaluate import accuracy, encode
@@ -130,6 +131,8 @@ class Training:
         self.resume()
         if self.precision != "fp32":
             freeze_dtype(network.encoder, DTYPES[self.precision])
+        if isinstance(self.loader, CachedLoader):
+            self.loader.fill(network, recipe.train.cache_features, self.precision, display.update)
 
     # ---- the run ----------------------------------------------------------------------------------------------------
 

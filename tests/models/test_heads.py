@@ -15,11 +15,12 @@ from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
 from finessl.models.encoder import Encoder
 from finessl.models.head_init import class_mean, embed_names, probe, read_text_features, start_heads, text_weights
-from finessl.models.heads import HEADS, CosineHead, LinearHead
+from finessl.models.heads import HEADS, CosineHead, LinearHead, ProjectedHead
 from finessl.models.network import Network
 from finessl.models.vit import ViTEncoder
 
 Make = Callable[..., ViTEncoder]
+NUMERIC = [name for name in HEADS.names() if name != "coop"]  # which reads the class names: test_coop.py
 
 
 def seeded(seed: int = 3) -> torch.Generator:
@@ -48,6 +49,17 @@ def test_cosine_head_starts_as_released() -> None:
     assert not CosineHead(8, 3, learn_scale=False).scale.requires_grad
 
 
+def test_projected_head_by_hand() -> None:
+    head = ProjectedHead(2, 2, width=3, scale=10.0)
+    with torch.no_grad():
+        head.projection.copy_(torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]]))
+    head.set(torch.tensor([[4.0, 1.5], [0.0, 1.0]]))  # projected: (4, 0, 3) and (0, 0, 2)
+    torch.testing.assert_close(head.weight, torch.tensor([[0.8, 0.0, 0.6], [0.0, 0.0, 1.0]]))
+    # f = (1, 0) → (1, 0, 0); f = (0, 5) → (0, 0, 10)
+    expected = torch.tensor([[8.0, 0.0], [6.0, 10.0]])
+    torch.testing.assert_close(head(torch.tensor([[1.0, 0.0], [0.0, 5.0]])), expected)
+
+
 def test_linear_head_by_hand() -> None:
     head = LinearHead(2, 2)
     head.set(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, -0.5]))
@@ -57,7 +69,7 @@ def test_linear_head_by_hand() -> None:
     assert head.weight.std().item() == pytest.approx(0.01, rel=0.05) and not head.bias.any()
 
 
-@pytest.mark.parametrize("name", HEADS.names())
+@pytest.mark.parametrize("name", NUMERIC)
 def test_a_seed_is_a_start(name: str) -> None:
     first, second = HEADS[name](8, 3), HEADS[name](8, 3)
     first.reset(seeded())
@@ -133,6 +145,7 @@ def test_text_tower(make_vit: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def tokenizer(_: str) -> Callable[[list[str]], Tensor]:
         return lambda names: asked.extend(names) or torch.tensor([[3.0, 4.0]] * len(names))
 
+    monkeypatch.setattr("finessl.models.text.unreachable", lambda *_: None)
     monkeypatch.setattr(open_clip, "create_model", lambda *_, **__: Tower())
     monkeypatch.setattr(open_clip, "get_tokenizer", tokenizer)
     text = embed_names(as_backbone(make_vit(), name="clip-vit-b16"), ["sea_lion", "cat"], "art of {}!")
@@ -147,11 +160,11 @@ def test_text_tower(make_vit: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         embed_names(as_backbone(make_vit(), name="clip-vit-b16"), ["cat"])
 
 
-@pytest.mark.parametrize("head", HEADS.names())
+@pytest.mark.parametrize("head", NUMERIC)
 @pytest.mark.parametrize("init", ["class-mean", "probe"])
 def test_started_heads_know_the_labeled_images(make_vit: Make, head: str, init: str) -> None:
     backbone = as_backbone(make_vit().float())
-    network = Network(backbone, 4, head=head, generator=seeded())
+    network = Network(backbone, list("abcd"), head=head, generator=seeded())
     features, labels = torch.randn(12, 32, generator=seeded(8)), torch.arange(12) % 4
     start_heads(network, init, backbone=backbone, classes=list("abcd"), labeled=lambda: (features, labels))
     view = network.classify(features)

@@ -25,7 +25,7 @@ def seeded() -> torch.Generator:
 def build(encoder: Encoder, tuning: str = "vpt-deep", dim: int = 32, **options) -> Network:  # type: ignore[no-untyped-def]
     create(tuning).apply(encoder, seeded())
     backbone = Backbone(encoder, "tiny", dim, 32, (0.5,) * 3, (0.5,) * 3)
-    return Network(backbone, 4, generator=seeded(), **options)
+    return Network(backbone, list("abcd"), generator=seeded(), **options)
 
 
 def test_aux_head_is_a_copy_with_its_own_scale(make_vit: Make, images: Tensor) -> None:
@@ -112,7 +112,7 @@ def test_trained_names_do_not_change_while_probing(make_convolutional: Callable[
     encoder = make_convolutional()
     tuning = create("lp-ft")
     tuning.apply(encoder, seeded())
-    network = Network(Backbone(encoder, "tiny", 64, 32, (0.5,) * 3, (0.5,) * 3), 4, generator=seeded())
+    network = Network(Backbone(encoder, "tiny", 64, 32, (0.5,) * 3, (0.5,) * 3), list("abcd"), generator=seeded())
     names, buffers = list(network.trained()), list(network.trained_buffers())
     tuning.before_step(0, 10)
     assert list(network.trained()) == names and list(network.trained_buffers()) == buffers
@@ -125,4 +125,4 @@ def test_bad_input(make_vit: Make) -> None:
     with pytest.raises(FinesslError, match="no option 'scal'; did you mean scale"):
         build(make_vit(), head_options={"scal": 3})
     with pytest.raises(FinesslError, match="at least two classes"):
-        Network(Backbone(make_vit(), "tiny", 32, 32, (0.5,) * 3, (0.5,) * 3), 1)
+        Network(Backbone(make_vit(), "tiny", 32, 32, (0.5,) * 3, (0.5,) * 3), ["a"])

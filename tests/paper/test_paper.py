@@ -166,7 +166,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         raise FinesslError("no hub")
 
     monkeypatch.setattr("finessl.models.backbones._check_hub", fail)
-    for function in (needs.data_lacks, needs.weights_lack, needs.text_lacks):
+    for function in (needs.data_lacks, needs.weights_lack, needs.text_lacks, needs.tower_lacks):
         function.cache_clear()
 
 
@@ -210,6 +210,27 @@ def test_needs_of_scratch_text_and_missing_files(no_hub: None, tmp_path: Path) -
     assert named_places(["A", "cifar100=B"], "--root", ["cifar100"]) == {"": "A", "cifar100": "B"}
     with pytest.raises(FinesslError, match="--root cifar=B: unknown name 'cifar'; did you mean cifar100"):
         named_places(["cifar=B"], "--root", ["cifar100"])
+
+
+def test_needs_of_text_prompts(no_hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "find_spec", lambda name: True)
+    weights, tower = tmp_path / "clip.pt", tmp_path / "tower.pt"
+    weights.touch()
+    recipe = Recipe.read("grip-coop", {"data.source": "sample"})
+    here = {"clip-vit-b16": str(weights)}
+    assert lacking(locate(recipe, Places(weights=here))) == [
+        "text tower: the hub cannot be reached; give --text-weights FILE"
+    ]
+    found = locate(recipe, Places(weights=here, text_weights=str(tower)))
+    assert identity(found) == identity(recipe)
+    assert lacking(found) == [f"text tower: there is no file {tower}"]
+    tower.touch()
+    needs.tower_lacks.cache_clear()
+    assert lacking(found) == [] and "text tower" in needs.kinds(found)
+    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    needs.tower_lacks.cache_clear()
+    assert lacking(found) == ["text tower: pip install 'finessl[text]'"]
+    needs.tower_lacks.cache_clear()
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
