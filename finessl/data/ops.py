@@ -92,47 +92,46 @@ def tap_table(axis: Axis) -> Table:
 
 @fused
 def weigh(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums along dimension 1, rounded: uint8 [n, length, width] -> uint8 [n, size, width]."""
-    n, length, width = lines.shape
-    flat = lines.reshape(n * length, width)
-    start = length * torch.arange(n, device=lines.device)[:, None]
+    """Weighted sums along dimension 2, rounded: uint8 [n, groups, length, width] -> uint8 [n, groups, size, width]."""
+    n, groups, length, width = lines.shape
+    flat = lines.reshape(-1, width)
+    start = length * torch.arange(n * groups, device=lines.device).view(n, groups, 1)
     total: Tensor | None = None
     for row, weight in zip(rows.unbind(), weights.unbind(), strict=True):
-        index = (start + row[place]).flatten()
-        part = flat.index_select(0, index) * weight[place].view(-1, 1)
+        index = start + row[place][:, None]
+        part = flat.index_select(0, index.flatten()).view(n, groups, -1, width) * weight[place][:, None, :, None]
         total = part if total is None else total.add_(part)
     assert total is not None
     total += 1 << (PRECISION - 1)
-    return (total >> PRECISION).to(torch.uint8).view(n, -1, width)
+    return (total >> PRECISION).to(torch.uint8)
 
 
 def interpolate(lines: Tensor, rows: np.ndarray, weights: np.ndarray, place: np.ndarray) -> Tensor:
-    """The lines of the resized image: uint8 [n, length, …] -> uint8 [n, size, …]."""
-    n, length = lines.shape[:2]
-    flat = lines.reshape(n, length, -1)
-    if len(rows) == 1:
-        index = upload(rows[0][place] + length * np.arange(n)[:, None], lines.device)
-        result = flat.flatten(0, 1).index_select(0, index.flatten())
-    else:
-        result = weigh(flat, *(upload(array, lines.device) for array in (place, rows, weights)))
-    return result.view(n, -1, *lines.shape[2:])
+    """The lines of the resized image: uint8 [n, groups, length, width] -> uint8 [n, groups, size, width]."""
+    n, groups, length, width = lines.shape
+    if len(rows) > 1:
+        return weigh(lines, *(upload(array, lines.device) for array in (place, rows, weights)))
+    start = length * np.arange(n * groups).reshape(n, groups, 1)
+    index = upload(start + rows[0][place][:, None], lines.device)  # one tap: the lines are only picked
+    return lines.flatten(0, 2).index_select(0, index.flatten()).view(n, groups, -1, width)
 
 
 def resample(pixels: Tensor, rows: Axis, columns: Axis) -> Tensor:
     """Stored `pixels` resized and cut out at the given rows and columns: uint8 [n, 3, size, size].
 
     As in Pillow before release 13, the horizontal pass is the first, and each rounds to uint8. The axis that a pass
-    works on is laid outermost, so that it moves whole lines of memory.
+    works on is laid before the last, so that it moves whole lines of memory.
     """
     n = len(pixels)
     step = 4 if pixels.device.type == "cpu" else max(n, 1)  # its sums stay in the cache
-    result = pixels.new_empty((n, pixels.shape[3], rows.position.shape[1], columns.position.shape[1]))
     down, across = tap_table(rows), tap_table(columns)
+    parts = []
     for part in (slice(i, i + step) for i in range(0, n, step)):
-        lines = interpolate(pixels[part].transpose(1, 2), *across[:2], across.place[part])  # [n, size, H, 3]
-        lines = interpolate(lines.permute(0, 2, 3, 1), *down[:2], down.place[part])  # [n, size, 3, size]
-        result[part] = lines.transpose(1, 2)
-    return result
+        lines = pixels[part].transpose(1, 2).flatten(2)[:, None]  # [n, 1, W, H·3]
+        lines = interpolate(lines, *across[:2], across.place[part])  # [n, 1, size, H·3]
+        lines = lines[:, 0].unflatten(2, (-1, 3)).permute(0, 3, 2, 1).contiguous()  # [n, 3, H, size]
+        parts.append(interpolate(lines, *down[:2], down.place[part]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 # ---- pointwise operations, as tables -------------------------------------------------------------------------------

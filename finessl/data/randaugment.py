@@ -6,6 +6,7 @@ The released code's form (that of FixMatch's PyTorch port) and USB's. Operations
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from finessl.data import ops
@@ -136,7 +137,8 @@ def distort(images: Tensor, operation: np.ndarray, value: np.ndarray) -> Tensor:
     """
     order = np.argsort(operation, kind="stable")
     operation, value = operation[order], value[order]
-    index, result = upload(order, images.device), images.clone()
+    images = images.index_select(0, upload(order, images.device))
+    parts = [images[members(operation, "identity", "identity")]]
     for carry_out, first, last in (
         (pointwise, "autocontrast", "solarize"),
         (geometric, "rotate", "translate_y"),
@@ -145,9 +147,8 @@ def distort(images: Tensor, operation: np.ndarray, value: np.ndarray) -> Tensor:
     ):
         part = members(operation, first, last)
         if part.start < part.stop:
-            chosen = images.index_select(0, index[part])
-            result.index_copy_(0, index[part], carry_out(chosen, operation[part], value[part]))
-    return result
+            parts.append(carry_out(images[part], operation[part], value[part]))
+    return torch.cat(parts).index_select(0, upload(np.argsort(order), images.device))
 
 
 def members(operation: np.ndarray, first: str, last: str) -> slice:
