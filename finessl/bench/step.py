@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from finessl.bench.profile import by_kind
 from finessl.bench.timing import matmul_rate, peak_memory, reset_memory, synchronize
 from finessl.data.dataset import Dataset
 from finessl.data.images import ArrayImages
@@ -19,11 +20,12 @@ from finessl.models.encoder import freeze_dtype
 from finessl.models.vit import ViTEncoder
 from finessl.recipe import Recipe
 from finessl.training.acceleration import accelerate
+from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.distributed import Processes
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.step import DTYPES, TrainingStep, make_optimizer, resolve_precision
 
-PARTS = ("data", "weak forward", "forward", "method", "backward", "update")
+PARTS = ("data", "weak forward", "forward", "method", "diagnostics", "backward", "update")
 
 
 @dataclass
@@ -71,6 +73,7 @@ def bench_step(
     source_size: int = 32,
     repeats: int = 10,
     compile: bool | None = None,
+    profile: bool = False,
 ) -> StepBench:
     experiment = prepare(recipe, None, device, dataset=synthetic(classes, source_size))
     precision = resolve_precision(recipe.train.precision, device)
@@ -78,6 +81,7 @@ def bench_step(
     if precision != "fp32":
         freeze_dtype(network.encoder, DTYPES[precision])
     reset_memory(device)
+    diagnostics = Diagnostics(experiment.method, hidden_truth(experiment), device)
     optimizer = make_optimizer(network, recipe.train, device)
     plain = TrainingStep(network, experiment.method, optimizer, recipe.train, device, precision, Processes())
     training = accelerate(plain, compile=compile, steps=recipe.train.steps)
@@ -99,7 +103,13 @@ def bench_step(
     synchronize(device)
     whole = 1000 * (time.perf_counter() - started) / repeats
 
-    parts = time_parts(experiment, plain, max(repeats // 2, 3))
+    kinds: dict[str, dict[str, float]] = {}
+    if profile:
+        views, loader = prefetcher.get(warmup + repeats), prefetcher.loader
+        kinds["step"] = by_kind(lambda: [training(warmup + repeats, views) for _ in range(4)], device, steps=4)
+        kinds["views"] = by_kind(lambda: loader.load_all(range(4)), device, steps=4)
+    diagnostics.watching.remove()
+    parts = time_parts(experiment, plain, diagnostics, max(repeats // 2, 3))
     counts = prefetcher.loader.load(0)
     trained = sum(counts.counts)
     weak = 0 if counts.weak is None else len(counts.weak)
@@ -123,13 +133,21 @@ def bench_step(
             "images": trained + weak,
             "trained_parameters": network.count()[0],
             "matmul_tflops": round(rate / 1e12, 4),
+            "kinds_ms": {
+                part: {kind: round(value, 3) for kind, value in group.items()} for part, group in kinds.items()
+            },
         },
     )
 
 
-def time_parts(experiment: Experiment, training: TrainingStep, repeats: int) -> dict[str, float]:
+def time_parts(
+    experiment: Experiment, training: TrainingStep, diagnostics: Diagnostics, repeats: int
+) -> dict[str, float]:
     """Each part on its own, waiting for the device after it (so their sum is more than a pipelined step)."""
-    loader, device = experiment.loader(Processes()), experiment.device
+    loader = experiment.loader(Processes(), DTYPES[training.precision])
+    device, method = experiment.device, experiment.method
+    seen: list[Any] = []  # what the method was given, and its answer
+    watching = method.register_forward_hook(lambda method, inputs, result: seen.append((inputs, result)))
     totals = dict.fromkeys(PARTS, 0.0)
 
     def timed(name: str, function: Any) -> Any:
@@ -140,14 +158,19 @@ def time_parts(experiment: Experiment, training: TrainingStep, repeats: int) -> 
         totals[name] += 1000 * (time.perf_counter() - start)
         return value
 
-    for step in range(100, 100 + repeats):
+    for step in range(100, 101 + repeats):
+        if step == 101:  # the first may still compile
+            totals = dict.fromkeys(PARTS, 0.0)
         views = timed("data", lambda step=step: loader.load(step))
-        experiment.method.before_step(step)
+        method.before_step(step)
         weak = timed("weak forward", lambda views=views: training.forward_weak(views))
         trained = timed("forward", lambda views=views: training.forward_trained(views))
         result = timed("method", lambda views=views, weak=weak, trained=trained: training.judge(views, weak, trained))
+        given, answer = seen.pop()
+        timed("diagnostics", lambda given=given, answer=answer: diagnostics.observe(method, given, answer))
         timed("backward", lambda result=result: training.backward(result))
         timed("update", training.update)
+    watching.remove()
     return {name: total / repeats for name, total in totals.items() if total}
 
 

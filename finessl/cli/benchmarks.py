@@ -27,6 +27,7 @@ def step(
     repeats: Annotated[int, typer.Option(help="Steps to time.")] = 10,
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16.")] = "auto",
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Also the kernels by kind.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -42,7 +43,13 @@ def step(
     }  # fmt: skip
     recipe = Recipe.read(None, fields)
     result = bench_step(
-        recipe, resolve_device(device), classes=classes, source_size=source_size, repeats=repeats, compile=compile_
+        recipe,
+        resolve_device(device),
+        classes=classes,
+        source_size=source_size,
+        repeats=repeats,
+        compile=compile_,
+        profile=profile,
     )
     if json_:
         print(json.dumps(result.as_dict()))
@@ -54,6 +61,10 @@ def step(
     for name, value in result.parts.items():
         print(f"  {name:<14}{value:10.2f} ms {value / total:7.1%}")
     print(f"  {'sum':<14}{total:10.2f} ms  (each part waited for)")
+    for part, group in about["kinds_ms"].items():
+        print(f"\n  kernels of the {part}: {sum(group.values()):.2f} ms")
+        for kind, value in group.items():
+            print(f"    {kind:<24}{value:8.2f} ms")
     own = result.parts["data"] + result.parts.get("method", 0.0)
     print(f"\n  data + method are {own / total:.1%} of the step")
     print(f"  pipelined step {result.step:10.2f} ms, {about['images_per_second']:,.0f} images/s")

@@ -61,7 +61,7 @@ class Diagnostics:
         self.bins = torch.zeros(*shape, BINS, dtype=torch.int64, device=device)
         self.sums = torch.zeros(shape, dtype=torch.int64, device=device)
         self.rows = len(GROUPS) * torch.arange(len(self.values), device=device)[:, None]
-        method.register_forward_hook(self.observe)
+        self.watching = method.register_forward_hook(self.observe)
 
     @torch.no_grad()
     def observe(self, method: Method, inputs: tuple[Outputs, Batch], result: Result) -> None:
