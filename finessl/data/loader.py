@@ -90,10 +90,6 @@ class Loader:
     def uses_unlabeled(self) -> bool:
         return (self.weak is not None or self.strong_views > 0) and len(self.pool) > 0
 
-    @property
-    def views_per_unlabeled(self) -> int:
-        return ((self.weak is not None) + self.strong_views) if self.uses_unlabeled else 0
-
     def plan(self, step: int) -> Plan:
         """All random choices of a step. Made for the global batch and cut to this process's rows, so that they do not
         depend on the number of processes."""

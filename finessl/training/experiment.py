@@ -65,6 +65,13 @@ class Experiment:
         """What is known of the unlabeled images' classes (−1: nothing). For diagnostics, never for training."""
         return self.labels[self.split.unlabeled]
 
+    @property
+    def images_per_step(self) -> int:
+        """Passes through the encoder, over all processes."""
+        train, method = self.recipe.train, self.method
+        views = (method.weak is not None) + (self.recipe.data.strong_views if method.strong else 0)
+        return train.batch_size * (1 + train.mu * views)
+
     def labeled_features(self) -> tuple[Tensor, Tensor]:
         """Features of the labeled images, without augmentation, and their labels: what a head may start from."""
         self.network.eval()

@@ -275,8 +275,7 @@ class Training:
             self.display.say(f"step {self.step}: test accuracy {self.accuracy:.2%}")
 
     def note(self, speed: float) -> str:
-        images = self.recipe.train.batch_size * (1 + self.recipe.train.mu * self.loader.views_per_unlabeled)
-        parts = [f"{speed * images:,.0f} images/s"]
+        parts = [f"{speed * self.experiment.images_per_step:,.0f} images/s"]
         if "loss" in self.latest:
             parts.append(f"loss {self.latest['loss']:.3f}")
         if "used" in self.latest:

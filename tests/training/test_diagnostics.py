@@ -159,7 +159,7 @@ def test_look_back_keeps_what_the_classifier_says(tmp_path: Path) -> None:
     import finessl
 
     fields = {"train.steps": 3, "train.epoch_steps": 3, "train.batch_size": 4}
-    recipe = Recipe.read("demo", fields)  # draws 3 × 4 × 4 = 48 unlabeled images, so the limits below hold
+    recipe = Recipe.read("demo", fields)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(diagnostics, "PREDICTED", 40)
         patch.setattr(diagnostics, "ENCODED", 30)
@@ -210,3 +210,12 @@ def test_nothing_waits_for_the_device() -> None:
             patch.setattr(torch.Tensor, name, refuse)
         watched.observe(method, inputs, answer)
     assert int(watched.counts[0].sum()) == 32
+
+
+def test_looking_back_costs_a_share_of_training(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnostics, "FEW", 5)
+    recipe = Recipe.read(None, {**TINY, "data.source": str(shapes), "method.name": "supervised"})
+    train(recipe, tmp_path / "run", SETTINGS)
+    passes = recipe.train.steps * recipe.train.batch_size  # labeled images alone
+    with np.load(tmp_path / "run" / "unlabeled.npz") as saved:
+        assert len(saved["index"]) == max(5, passes // 10)
