@@ -10,7 +10,7 @@ import numpy as np
 
 from finessl.classifier import Classifier, load
 from finessl.data.dataset import Dataset
-from finessl.data.images import ArrayImages
+from finessl.data.images import ArrayImages, to_bytes
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe
 from finessl.registry import nearest
@@ -141,8 +141,4 @@ def as_images(X: np.ndarray) -> np.ndarray:
         X = np.repeat(X[..., None], 3, axis=3)
     if X.ndim != 4 or X.shape[3] != 3:
         raise FinesslError(f"X has shape {X.shape}; expected [n, h, w, 3], or [n, h, w] for grey images.")
-    if np.issubdtype(X.dtype, np.floating):
-        if not np.isfinite(X).all() or X.min() < 0 or X.max() > 1:
-            raise FinesslError("X holds floats outside 0…1; pass uint8 images, or floats between 0 and 1.")
-        X = (X * 255).round()
-    return np.ascontiguousarray(X.astype(np.uint8))
+    return np.ascontiguousarray(to_bytes(X, "X"))

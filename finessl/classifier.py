@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from finessl.data.augment import normalise
-from finessl.data.images import decode, to_rgb
+from finessl.data.images import decode, to_bytes, to_rgb
 from finessl.errors import FinesslError
 from finessl.models.backbones import create_backbone
 from finessl.models.build import build_network
@@ -173,10 +173,4 @@ def pixels(image: ImageLike, position: int) -> np.ndarray:
         raise FinesslError(
             f"image {position} has shape {tuple(array.shape)}; expected (h, w), (h, w, 3), or a tensor (3, h, w)."
         )
-    if np.issubdtype(array.dtype, np.floating):
-        if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
-            raise FinesslError(f"image {position} holds floats outside 0…1; pass uint8, or floats between 0 and 1.")
-        array = (array * 255).round()
-    elif array.dtype != np.uint8 and (array.min() < 0 or array.max() > 255):
-        raise FinesslError(f"image {position} holds {array.dtype} values outside 0…255; pass uint8.")
-    return np.ascontiguousarray(np.broadcast_to(array.astype(np.uint8), (*array.shape[:2], 3)))
+    return np.ascontiguousarray(np.broadcast_to(to_bytes(array, f"image {position}"), (*array.shape[:2], 3)))

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 fusing = False
 
 
@@ -22,8 +24,6 @@ def fuse() -> None:
 
 
 def compiled(plain: Callable[..., Any], *, dynamic: bool = False) -> Callable[..., Any]:
-    import torch
-
     fast: Callable[..., Any] | None = torch.compile(plain, dynamic=dynamic)
 
     def run(*arguments: Any) -> Any:

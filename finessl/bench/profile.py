@@ -17,7 +17,7 @@ KINDS = (
     ("matrix products", r"nvjet|gemm|cutlass|addmm|::b?mm\b|mkldnn_linear|::linear"),
     ("activation", r"sigmoid|gelu|silu"),
     ("norms and residuals", r"layer_norm|group_norm|batch_norm"),
-    ("joining keys and values", r"cat|stack|slice"),
+    ("joining keys and values", r"(?<!s)cat|stack|slice"),
     ("copies and zeros", r"memcpy|memset|copy|zero_|fill_"),
     ("optimizer", r"multi_tensor|sgd|adam"),
     ("other", r""),

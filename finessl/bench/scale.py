@@ -24,6 +24,7 @@ from statistics import median
 import numpy as np
 from PIL import Image, ImageFilter
 
+from finessl.bench.timing import process_peak
 from finessl.errors import FinesslError
 
 CLASS, LABELED, SIDE = 1000, 10, (500, 375)
@@ -126,14 +127,14 @@ def measure(root: Path, sample: int, seconds: float, seed: int) -> SizeCost:
         def empty_cache() -> None:
             os.environ["FINESSL_CACHE"] = tempfile.mkdtemp(dir=scratch)
 
-        imported = peak()
+        imported = process_peak()
         empty_cache()
         times = [timed(lambda: open_dataset(root))]
         reopened, _ = timed(lambda: open_dataset(root))
         data = open_dataset(root)
         split = make_split(data, labels_per_class=LABELED)
         order = np.random.default_rng(seed).permutation(len(split.unlabeled))
-        memory = peak() - imported
+        memory = (process_peak() - imported) / 2**20
         while sum(wall for wall, _ in times) < seconds:
             empty_cache()
             times.append(timed(lambda: open_dataset(root)))
@@ -159,10 +160,3 @@ def timed(function: Callable[[], object]) -> tuple[float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     function()
     return time.perf_counter() - wall, time.process_time() - cpu
-
-
-def peak() -> float:
-    """MB."""
-    import resource  # not on Windows
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -119,7 +119,7 @@ def bench_step(
         parts,
         whole,
         trained + weak,
-        per_image * (weak + 2 * trained),
+        per_image * (weak + trained * (1 + backward_passes(experiment))),
         rate,
         peak_memory(device),
         max(first - warmup * whole / 1000, 0.0),
@@ -174,9 +174,15 @@ def time_parts(
     return {name: total / repeats for name, total in totals.items() if total}
 
 
+def backward_passes(experiment: Experiment) -> int:
+    """The backward's arithmetic in forwards: gradients of activations, and of the weights too where these train."""
+    trained = sum(p.numel() for p in experiment.backbone.encoder.parameters() if p.requires_grad)
+    return 0 if trained == 0 else 1 if trained < experiment.network.count()[1] / 2 else 2
+
+
 def encoder_flops(experiment: Experiment) -> float:
     """FLOPs of one image's forward through a transformer: matrix products only, prompts as prefixes, a class-token-only
-    last block. The backward of a frozen one costs the same (gradients of activations, not of weights)."""
+    last block."""
     encoder = experiment.backbone.encoder
     if not isinstance(encoder, ViTEncoder):
         return float("nan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -38,11 +39,17 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 def peak_memory(device: torch.device) -> int:
     """Bytes: the most that torch held on a GPU since `reset_memory`; the process's peak on the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    import resource
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else process_peak()
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def process_peak() -> int:
+    """Bytes that this process held at most; 0 on Windows, which does not say."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def reset_memory(device: torch.device) -> None:

@@ -139,6 +139,17 @@ def _eight_bits(values: np.ndarray) -> np.ndarray:
     return values.round().astype(np.uint8)
 
 
+def to_bytes(values: np.ndarray, what: str) -> np.ndarray:
+    """uint8 of floats in 0…1 or of integers in 0…255; the error calls the array `what`."""
+    if values.dtype == np.uint8:
+        return values
+    floats = np.issubdtype(values.dtype, np.floating)
+    if values.size and not (values.min() >= 0 and values.max() <= (1 if floats else 255)):  # NaN is neither
+        wrong = "floats outside 0…1" if floats else f"{values.dtype} values outside 0…255"
+        raise FinesslError(f"{what} holds {wrong}; pass uint8, or floats between 0 and 1.")
+    return (values * 255).round().astype(np.uint8) if floats else values.astype(np.uint8)
+
+
 def _reason(error: Exception, source: Source) -> ImageError:
     if isinstance(error, ImageError):
         return error

@@ -19,10 +19,10 @@ from finessl.compilation import fused
 LEVELS = 256
 
 
-def upload(array: np.ndarray, device: torch.device) -> Tensor:
+def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """`array` on the device, without waiting for it (a copy from pageable memory would)."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cuda":
+    tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 

@@ -21,6 +21,7 @@ from finessl.data import pixel_file
 from finessl.data.dataset import Statistics
 from finessl.data.images import ArrayImages, ImageError, Images, fitted
 from finessl.data.index import Progress, cache_folder
+from finessl.data.ops import upload
 from finessl.data.pixel_file import PixelBuffer, PixelFile, locked
 from finessl.errors import FinesslError
 
@@ -237,13 +238,6 @@ def rounds(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def tasks(count: int, size: int = TASK) -> list[range]:
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
-
-
-def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device without waiting for it."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
 
 
 def free_memory() -> int:

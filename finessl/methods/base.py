@@ -76,7 +76,8 @@ class Method(nn.Module):
         self.task = task
 
     def before_step(self, step: int) -> None:
-        """Host-side schedule, called before the forward of each 0-based step: ramps, resets per epoch."""
+        """Host-side schedule, called before the forward of each 0-based step: ramps, resets per epoch. Write it into
+        buffers: a recorded step reads those, and never again an attribute that is a Python number."""
 
     def forward(self, outputs: Outputs, batch: Batch) -> Result:
         raise NotImplementedError

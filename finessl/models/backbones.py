@@ -145,6 +145,18 @@ def _check_hub(name: str, config: dict[str, Any]) -> None:
         raise FinesslError(_no_hub(name, reason))
 
 
+def hub_lacks(name: str) -> str | None:
+    """Why the weights of a backbone cannot come from timm's hub, or None; those built here need no hub."""
+    timm_name = alias_of(name).timm
+    if timm_name is None:
+        return None
+    try:
+        _check_hub(name, _timm_config(timm_name))
+    except FinesslError as error:
+        return str(error)
+    return None
+
+
 def unreachable(repository: str, *files: str) -> str | None:
     """Why the hub cannot give these files of a repository: its name does not resolve, and none of them is cached."""
     if any(os.environ.get(v) for v in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HF_ENDPOINT")):

@@ -19,6 +19,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.model = model
         self.live: list[nn.Module] = []
+        self.checkpointing = False  # recompute parts in the backward pass: less memory, more time
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Encoder:

@@ -17,12 +17,8 @@ from finessl.recipe import Recipe
 from finessl.registry import nearest
 from finessl.training.rundir import RunDirectory
 
-PLACES = (
-    "data.root",
-    "model.weights",
-    "head.text_features",
-    "head.text_weights",
-)  # where things lie does not change a result
+# where things lie does not change a result
+PLACES = ("data.root", "model.weights", "head.text_features", "head.text_weights")
 
 
 @dataclass(frozen=True)

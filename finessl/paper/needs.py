@@ -89,17 +89,11 @@ def data_lacks(source: str, root: str | None, options: tuple[tuple[str, Any], ..
 
 @functools.cache
 def weights_lack(backbone: str, weights: str | None) -> str | None:
-    from finessl.models import backbones
-    from finessl.models.aliases import alias_of
+    from finessl.models.backbones import hub_lacks
 
     if weights is not None:
         return None if Path(weights).is_file() else f"weights of {backbone}: there is no file {weights}"
-    timm_name = alias_of(backbone).timm
-    if timm_name is None:
-        return None  # built here: embedded, or from scratch
-    try:
-        backbones._check_hub(backbone, backbones._timm_config(timm_name))
-    except FinesslError:
+    if hub_lacks(backbone):
         return f"weights of {backbone}: the hub cannot be reached; give --weights {backbone}=FILE"
     return None
 

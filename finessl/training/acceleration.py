@@ -7,7 +7,6 @@ the method's schedule) is written into fixed places on the device before.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from finessl.compilation import compiled, fuse
 from finessl.data.loader import Views
+from finessl.errors import FinesslError
 from finessl.methods.base import Result
 from finessl.models.encoder import Encoder
 from finessl.training.step import TrainingStep
@@ -40,7 +40,6 @@ class RecordedStep:
         self.plain = plain
         self.stream = torch.cuda.Stream(plain.device, priority=-1)  # before the next views, which can wait
         self.network = list(plain.network.parameters())
-        self.works = True
         self.start_over(None)
 
     def start_over(self, kind: Any) -> None:
@@ -54,7 +53,7 @@ class RecordedStep:
         if kind != self.kind:
             self.start_over(kind)
         self.plain.schedule(step)
-        if self.graph is None and self.works and self.seen >= self.PLAIN:
+        if self.graph is None and self.seen >= self.PLAIN:
             self.record(views)
         if self.graph is None:
             self.seen += 1
@@ -89,15 +88,16 @@ class RecordedStep:
         )
         graph = torch.cuda.CUDAGraph()
         try:
-            self.plain.beside = torch.cuda.Stream(self.plain.device, priority=-1)
+            if not self.plain.network.trained_buffers():  # BatchNorm statistics: the passes move them in turn
+                self.plain.beside = torch.cuda.Stream(self.plain.device, priority=-1)
             with torch.cuda.graph(graph, stream=self.stream):
                 self.result = self.plain.compute(self.views)
-        except RuntimeError as error:
-            self.works, self.views = False, None
-            warnings.warn(
-                f"the step cannot be recorded ({str(error).splitlines()[0]}); going on without.", stacklevel=3
-            )
-            return
+        except RuntimeError as error:  # CUDA does not promise to be usable after a recording that failed
+            raise FinesslError(
+                f"the training step cannot be recorded as a CUDA graph: {str(error).splitlines()[0]}. A method or tuning "
+                "that waits for the device (.item(), a boolean mask) or too little memory may be why; the same command "
+                "with --no-compile goes on without, from the last checkpoint."
+            ) from error
         finally:
             self.plain.beside = None
         self.graph = graph
@@ -122,7 +122,11 @@ def accelerate(step: TrainingStep, *, compile: bool | None, steps: int) -> Train
     if not (compile or (compile is None and gpu and steps >= 200)):
         return step
     compile_encoder(step.network.encoder)
+    if step.processes.world > 1:
+        return step
     for owner, name in ((step.network, "classify"), (step, "judge")):  # some hundred operations on few numbers
         setattr(owner, name, compiled(getattr(owner, name)))
-    # neither a scaled loss (its scale is decided by the host) nor several processes are recorded
-    return RecordedStep(step) if gpu and step.precision != "fp16" and step.processes.world == 1 else step
+    # not recorded: a scaled loss (its scale is decided by the host) and parts that are recomputed (PyTorch asks for the
+    # state of the random numbers, which it may not while recording)
+    recordable = gpu and step.precision != "fp16" and not step.network.encoder.checkpointing
+    return RecordedStep(step) if recordable else step

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from finessl.data.augment import Draws, normalise
 from finessl.data.loader import Loader, Views
+from finessl.data.ops import upload
 from finessl.data.sampler import CACHE, generator
-from finessl.data.store import free_memory, upload
+from finessl.data.store import free_memory
 from finessl.errors import FinesslError
 from finessl.models.network import Network
 from finessl.training.step import autocast
@@ -106,7 +107,7 @@ class CachedLoader(Loader):
             plain = len(plan.images) - len(plan.distortions)  # labeled and weak views stand before the strong ones
             parts = [
                 self.kept[0].take(images, crop["draw"])
-                for images, crop in zip(plan.images[:plain], plan.crops, strict=False)
+                for images, crop in zip(plan.images[:plain], plan.crops[:plain], strict=True)
             ]
             if plan.distortions:  # an image's strong views of one step: neighbours, so that they differ
                 first, draws = plan.distortions[0]["draw"], self.kept[1].features.shape[1]

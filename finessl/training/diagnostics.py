@@ -32,8 +32,9 @@ GROUPS = ("correct", "incorrect", "novel", "unknown")
 BINS = 100
 MILLION = 1_000_000  # sums are kept in millionths: integers add up to the same in any order, on any device
 UNKNOWN, NOVEL = -1, -2
-# Images looked at after training, at most, by the classifier and by the backbone; and, beyond a few, never more than a
-# share of those that training looked at: a short run on a slow machine should not spend its time on looking back.
+# Images looked at after training, at most, by the classifier and (labeled and unlabeled ones each) by the backbone; and,
+# beyond a few, no more than a tenth of those that training looked at: half of it for the classifier, a quarter each for
+# the others. A short run on a slow machine should not spend its time on looking back.
 PREDICTED, ENCODED, FEW, SHARE = 10_000, 1_000, 64, 0.1
 
 
@@ -128,8 +129,8 @@ def look_back(
     """Write unlabeled.npz and, for a pretrained backbone, features.npz."""
     split, network, recipe = experiment.split, experiment.network, experiment.recipe
     others = np.flatnonzero(~np.isin(split.unlabeled, split.labeled))
-    share = max(FEW, int(SHARE * recipe.train.steps * experiment.images_per_step))
-    chosen = others[evenly(len(others), min(PREDICTED, share))]
+    share = int(SHARE * recipe.train.steps * experiment.images_per_step)
+    chosen = others[evenly(len(others), min(PREDICTED, max(FEW, share // 2)))]
     images, labels = split.unlabeled[chosen], experiment.labels
     classes, device = len(split.classes), experiment.device
 
@@ -156,7 +157,7 @@ def look_back(
         model = create_backbone(recipe.model.backbone, weights=recipe.model.weights, image_size=experiment.image_size)
         encoder = model.encoder.to(device).eval()
         by_class = split.labeled[np.argsort(labels[split.labeled], kind="stable")]
-        most = min(ENCODED, share)
+        most = min(ENCODED, max(FEW, share // 4))
         labeled, unlabeled = by_class[evenly(len(by_class), most)], images[evenly(len(images), most)]
         own = {"size": model.image_size, "mean": model.mean, "std": model.std}
         features = over(encoder, np.concatenate([labeled, unlabeled]), "encoding without tuning", **own).half().cpu()

@@ -79,9 +79,7 @@ class TrainingStep:
         self.network, self.method, self.optimizer, self.train = network, method, optimizer, train
         self.device, self.precision, self.processes = device, precision, processes
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.beside: torch.cuda.Stream | None = (
-            None  # where the weak views are computed, when that can be at the same time
-        )
+        self.beside: torch.cuda.Stream | None = None  # for the weak views, where both passes can run at the same time
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def __call__(self, step: int, views: Views) -> Result:

@@ -28,12 +28,11 @@ class Full(Tuning):
             encoder.live.append(module)
         if not self.gradient_checkpointing:
             return
-        if isinstance(encoder, ViTEncoder):
-            encoder.checkpointing = True
-        elif hasattr(encoder.model, "set_grad_checkpointing"):
+        encoder.checkpointing = True
+        if not isinstance(encoder, ViTEncoder):  # timm's own way
+            if not hasattr(encoder.model, "set_grad_checkpointing"):
+                raise FinesslError(f"{self.name}: {type(encoder.model).__name__} has no gradient checkpointing.")
             encoder.model.set_grad_checkpointing(True)  # type: ignore[operator]
-        else:
-            raise FinesslError(f"{self.name}: {type(encoder.model).__name__} has no gradient checkpointing.")
 
     def tuned(self, encoder: Encoder) -> list[nn.Module]:
         if self.blocks is None:
