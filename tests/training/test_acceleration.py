@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 
 from finessl.bench.step import synthetic
 from finessl.data.loader import Prefetcher
+from finessl.errors import FinesslError
 from finessl.methods import METHODS
 from finessl.recipe import Recipe
 from finessl.training.acceleration import RecordedStep, accelerate, compile_encoder
@@ -116,3 +120,33 @@ def test_a_network_made_anew_is_recorded_anew() -> None:
     losses, _ = run(experiment, recorded, 6)
     assert recorded.graph is not None and recorded.graph is not first
     assert losses == pytest.approx(run(*set_up("cuda"), 6)[0], rel=1e-4)
+
+
+@gpu
+def test_running_statistics_are_recorded_in_order() -> None:
+    """BatchNorm moves them in the weak and in the trained pass, which then may not run side by side."""
+    fields = {"model.backbone": "resnet18", "data.image_size": 64, "tuning.name": "bn"}
+    plain, step = set_up("cuda", **fields)
+    run(plain, step, 12)
+    experiment, step = set_up("cuda", **fields)
+    run(experiment, RecordedStep(step), 12)
+    for name, buffer in experiment.network.trained_buffers().items():
+        assert torch.allclose(buffer.float(), plain.network.trained_buffers()[name].float(), rtol=1e-4), name
+
+
+def test_a_step_that_cannot_be_recorded_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With CUDA's part played by stand-ins: after a real failure a process is of no more use to the tests after it."""
+
+    @contextmanager
+    def refuse(*arguments: Any, **options: Any) -> Iterator[None]:
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    for name, stand_in in (("Stream", lambda *a, **k: None), ("CUDAGraph", object), ("graph", refuse)):
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    experiment, step = set_up("cpu", **{"method.name": "supervised"})
+    monkeypatch.setattr(RecordedStep, "PLAIN", 0)
+    monkeypatch.setattr(TrainingStep, "compute", lambda self, views: None)
+    with pytest.raises(FinesslError, match=r"stream is capturing\. .*--no-compile"):
+        RecordedStep(step)(0, experiment.loader(Processes()).load(0))
+    assert step.beside is None
