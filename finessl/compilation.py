@@ -23,7 +23,7 @@ def fuse() -> None:
     fusing = True
 
 
-def compiled(plain: Callable[..., Any], *, dynamic: bool = False) -> Callable[..., Any]:
+def compiled(plain: Callable[..., Any], *, dynamic: bool | None = False) -> Callable[..., Any]:
     fast: Callable[..., Any] | None = torch.compile(plain, dynamic=dynamic)
 
     def run(*arguments: Any) -> Any:
@@ -42,8 +42,9 @@ def compiled(plain: Callable[..., Any], *, dynamic: bool = False) -> Callable[..
 
 
 def fused(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`plain`, whose first argument is a tensor; its batch may have any size."""
-    fast = functools.cache(lambda: compiled(plain, dynamic=True))
+    """`plain`, whose first argument is a tensor. Sizes that have been seen to change are left open, the others are
+    constants of the kernel, which divides by them several times for each pixel."""
+    fast = functools.cache(lambda: compiled(plain, dynamic=None))
 
     @functools.wraps(plain)
     def run(*arguments: Any) -> Any:

@@ -8,6 +8,7 @@ everything geometric an index map, so a batch costs a handful of kernels whateve
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +57,7 @@ def reflect(position: np.ndarray, length: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(4096)
 def taps(source: int, resized: int) -> tuple[np.ndarray, np.ndarray]:
-    """Source rows and their integer weights, int64 and int32 [taps, resized]: bilinear, as Pillow resizes.
+    """Source rows and their integer weights, int32 [taps, resized]: bilinear, as Pillow resizes.
 
     The filter is a triangle, widened by the scale where the image shrinks. Where it keeps its size there is one tap.
     """
@@ -68,7 +69,7 @@ def taps(source: int, resized: int) -> tuple[np.ndarray, np.ndarray]:
     weight = np.maximum(1 - np.abs((row - centre + 0.5) * (1 / reach)), 0) * (row < source)
     weight = np.floor(weight / weight.sum(0) * (1 << PRECISION) + 0.5).astype(np.int32)
     used = weight.any(1)
-    return np.minimum(row, source - 1)[used], weight[used]
+    return np.minimum(row, source - 1)[used].astype(np.int32), weight[used]
 
 
 class Table(NamedTuple):
@@ -87,15 +88,14 @@ def tap_table(axis: Axis) -> Table:
     padded = [[np.pad(values, ((0, most - len(values)), (0, 0))) for values in part] for part in parts]
     rows, weights = (np.concatenate(group, axis=1) for group in zip(*padded, strict=True))
     start = np.concatenate([[0], np.cumsum(kinds[:-1, 1])])
-    return Table(rows, weights, start[kind.reshape(-1)][:, None] + axis.position)
+    return Table(rows, weights, (start[kind.reshape(-1)][:, None] + axis.position).astype(np.int32))
 
 
-@fused
 def weigh(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
     """Weighted sums along dimension 2, rounded: uint8 [n, groups, length, width] -> uint8 [n, groups, size, width]."""
     n, groups, length, width = lines.shape
     flat = lines.reshape(-1, width)
-    start = length * torch.arange(n * groups, device=lines.device).view(n, groups, 1)
+    start = length * torch.arange(n * groups, dtype=rows.dtype, device=lines.device).view(n, groups, 1)
     total: Tensor | None = None
     for row, weight in zip(rows.unbind(), weights.unbind(), strict=True):
         index = start + row[place][:, None]
@@ -106,7 +106,20 @@ def weigh(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor
     return (total >> PRECISION).to(torch.uint8)
 
 
-def interpolate(lines: Tensor, rows: np.ndarray, weights: np.ndarray, place: np.ndarray) -> Tensor:
+@fused
+def weigh_across(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    return weigh(lines, place, rows, weights)
+
+
+@fused
+def weigh_down(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """The same as `weigh_across`, but compiled on its own: its groups and its width are always the same."""
+    return weigh(lines, place, rows, weights)
+
+
+def interpolate(
+    weigh: Callable[..., Tensor], lines: Tensor, rows: np.ndarray, weights: np.ndarray, place: np.ndarray
+) -> Tensor:
     """The lines of the resized image: uint8 [n, groups, length, width] -> uint8 [n, groups, size, width]."""
     n, groups, length, width = lines.shape
     if len(rows) > 1:
@@ -128,9 +141,9 @@ def resample(pixels: Tensor, rows: Axis, columns: Axis) -> Tensor:
     parts = []
     for part in (slice(i, i + step) for i in range(0, n, step)):
         lines = pixels[part].transpose(1, 2).flatten(2)[:, None]  # [n, 1, W, H·3]
-        lines = interpolate(lines, *across[:2], across.place[part])  # [n, 1, size, H·3]
+        lines = interpolate(weigh_across, lines, *across[:2], across.place[part])  # [n, 1, size, H·3]
         lines = lines[:, 0].unflatten(2, (-1, 3)).permute(0, 3, 2, 1).contiguous()  # [n, 3, H, size]
-        parts.append(interpolate(lines, *down[:2], down.place[part]))
+        parts.append(interpolate(weigh_down, lines, *down[:2], down.place[part]))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -268,7 +281,7 @@ def fill(images: Tensor, box: Tensor, colour: Tensor) -> Tensor:
     """The rectangles `box` [n, 4] (top, left, bottom, right; the last two excluded) painted in `colour` uint8 [3]."""
     height, width = images.shape[2:]
     top, left, bottom, right = box[:, :, None].unbind(1)
-    down, across = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
+    down, across = (torch.arange(n, dtype=box.dtype, device=images.device) for n in (height, width))
     rows, columns = (down >= top) & (down < bottom), (across >= left) & (across < right)
     mask = rows[:, None, :, None] & columns[:, None, None, :]
     return torch.where(mask, colour.view(1, -1, 1, 1), images)

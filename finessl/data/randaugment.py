@@ -89,8 +89,8 @@ class RandAugment:
 
     def box(self, centre: np.ndarray, side: np.ndarray) -> np.ndarray:
         """Top, left, bottom, right [n, 4] (the last two excluded) of squares [n, 1] about the centres [n, 2]."""
-        start = np.maximum(centre - side / 2, 0).astype(np.int64)
-        end = np.minimum(start + side, self.size).astype(np.int64) + (side > 0)
+        start = np.maximum(centre - side / 2, 0).astype(np.int32)
+        end = np.minimum(start + side, self.size).astype(np.int32) + (side > 0)
         return np.concatenate([start, end], axis=1)
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
