@@ -178,9 +178,17 @@ def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> T
     k, v = kv.unbind(2)
     q, k, v = attn.q_norm(q).to(v.dtype), attn.k_norm(k).to(v.dtype), v
     dropout = attn.attn_drop.p if attn.training else 0.0
-    y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), dropout_p=dropout)
+    y = weigh(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), dropout)
     y = attn.norm(y.transpose(1, 2).flatten(2))
     gate = getattr(attn, "gate", None)
     if gate is not None:
         y = y * gate(queries).sigmoid()
     return attn.proj_drop(attn.proj(y))
+
+
+def weigh(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """Attention through PyTorch's fused kernel; by plain products on the CPU in bf16, where that kernel's backward
+    takes several times as long."""
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and not dropout:
+        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)

@@ -20,9 +20,17 @@ from finessl.training.distributed import Processes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
+def multiplies_bf16(device: torch.device) -> bool:
+    """Does the chip have instructions for products of bf16 numbers? (On a CPU, AMX or AVX512-BF16.)"""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    asked = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in asked)
+
+
 def resolve_precision(precision: str, device: torch.device) -> str:
     if precision == "auto":
-        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+        return "bf16" if multiplies_bf16(device) else "fp32"
     if precision == "fp16" and device.type == "cpu":
         raise FinesslError("precision fp16 needs a GPU; on the CPU choose fp32 or bf16.")
     return precision

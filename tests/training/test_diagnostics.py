@@ -158,7 +158,7 @@ def test_a_run_stopped_before_its_end_was_written_ends_the_same(shapes: Path, tm
 def test_look_back_keeps_what_the_classifier_says(tmp_path: Path) -> None:
     import finessl
 
-    fields = {"train.steps": 3, "train.epoch_steps": 3, "train.batch_size": 4}
+    fields = {"train.steps": 3, "train.epoch_steps": 3, "train.batch_size": 4, "train.precision": "fp32"}
     recipe = Recipe.read("demo", fields)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(diagnostics, "PREDICTED", 40)  # both fewer than FEW
@@ -173,7 +173,9 @@ def test_look_back_keeps_what_the_classifier_says(tmp_path: Path) -> None:
     dataset = open_dataset("sample")
     np.testing.assert_array_equal(kept["truth"], dataset.train_labels[kept["index"]])
     images = [dataset.train.read(int(i)) for i in kept["index"][:8]]
-    p = finessl.load(tmp_path / "run", device="cpu").predict_proba(images)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("finessl.classifier.resolve_precision", lambda precision, device: "fp32")
+        p = finessl.load(tmp_path / "run", device="cpu").predict_proba(images)
     np.testing.assert_array_equal(p.argmax(1), kept["label"][:8])
     np.testing.assert_allclose(p.max(1), kept["confidence"][:8], atol=1e-4)
     with np.load(tmp_path / "run" / "features.npz") as file:

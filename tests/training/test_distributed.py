@@ -77,7 +77,7 @@ def test_two_processes_are_one(shapes: Path, tmp_path: Path, method: str) -> Non
 
 def test_resume_with_another_number_of_processes(shapes: Path, tmp_path: Path) -> None:
     """6 steps alone, then 6 more by two processes: as 12 steps alone, up to float32 rounding."""
-    recipe = Recipe.read(None, {**FIELDS, "data.source": str(shapes), "train.steps": 12})
+    recipe = Recipe.read(None, {**FIELDS, "data.source": str(shapes), "train.steps": 12, "train.precision": "fp32"})
     settings = Settings(device="cpu", log_every=3, checkpoint_seconds=0.0, quiet=True)
     train(recipe, tmp_path / "alone", settings)
 
