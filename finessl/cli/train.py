@@ -68,7 +68,8 @@ def train(
         bool | None, typer.Option("--compile/--no-compile", help="torch.compile. (default: on a GPU, for long runs)")
     ] = None,
     eval_every: Annotated[
-        int | None, typer.Option(help="Steps between evaluations; 0: only at the end. (default: an epoch, 500)")
+        int | None,
+        typer.Option(help="Steps between evaluations; 0: only at the end. (default: ten in all, at epochs' ends)"),
     ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="At most so long between checkpoints.")] = 120.0,
     cache_dir: Annotated[Path | None, typer.Option(help="Where decoded images too many for memory are kept.")] = None,

@@ -29,7 +29,7 @@ from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
 from finessl.methods.base import Result
 from finessl.models.encoder import freeze_dtype
-from finessl.recipe import Recipe
+from finessl.recipe import Recipe, TrainRecipe
 from finessl.training import checkpoint
 from finessl.training.acceleration import accelerate
 from finessl.training.cached import CachedLoader
@@ -49,7 +49,9 @@ class Settings:
     device: str = "auto"
     compile: bool | None = None  # and record the step (see acceleration.py); None: on a GPU, where the run repays it
     log_every: int = 20  # steps per line of metrics.jsonl
-    eval_every: int | None = None  # steps between evaluations on the test set; None: an epoch; 0: only at the end
+    eval_every: int | None = (
+        None  # steps between looks at the test set; None: see `evaluation_steps`; 0: only at the end
+    )
     checkpoint_seconds: float = 120.0
     cache_dir: Path | None = None
     quiet: bool = False
@@ -84,6 +86,12 @@ def resolve_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise FinesslError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
     return device
+
+
+def evaluation_steps(train: TrainRecipe) -> int:
+    """Steps between evaluations: an epoch, or several where a run has more than ten, so that they cost little."""
+    epochs = math.ceil(train.steps / train.epoch_steps)
+    return train.epoch_steps * math.ceil(epochs / 10)
 
 
 class Training:
@@ -139,7 +147,7 @@ class Training:
     def run_to_end(self) -> dict[str, Any]:
         train, settings = self.recipe.train, self.settings
         self.announce()
-        eval_every = train.epoch_steps if settings.eval_every is None else settings.eval_every
+        eval_every = evaluation_steps(train) if settings.eval_every is None else settings.eval_every
         self.log = MetricsLog(self.run.metrics_file, self.metrics_size) if self.team.first else None
         self.started = saved = time.monotonic()
         first_step, shown = self.step, 0.0

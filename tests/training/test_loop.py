@@ -15,9 +15,9 @@ from finessl.training import checkpoint
 from finessl.training import loop as loop_module
 from finessl.training.acceleration import compile_encoder
 from finessl.training.experiment import prepare
-from finessl.training.loop import Settings, train
+from finessl.training.loop import Settings, evaluation_steps, train
 from finessl.training.rundir import RunDirectory
-from finessl.training.step import TrainingStep, lr_factor
+from finessl.training.step import TrainingStep, lr_factor, resolve_precision
 
 TINY = {
     "model.backbone": "vit_tiny_patch16_224",
@@ -167,3 +167,21 @@ def test_display_without_a_terminal(shapes: Path, tmp_path: Path, capsys: pytest
     assert "3 classes, 12 labeled and 72 unlabeled images, 24 test images" in text.replace("\n", " ")
     assert "step 12: test accuracy" in text
     assert loop_module.describe_device(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("amx", "avx512", "expected"), [(1, 0, "bf16"), (0, 1, "bf16"), (0, 0, "fp32")])
+def test_bf16_where_the_cpu_multiplies_it(
+    monkeypatch: pytest.MonkeyPatch, amx: int, avx512: int, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: bool(amx), raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bool(avx512), raising=False)
+    assert resolve_precision("auto", torch.device("cpu")) == expected
+    assert resolve_precision("fp32", torch.device("cpu")) == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("steps", "epoch", "every"), [(15_000, 500, 1500), (5000, 500, 500), (340, 85, 85), (5, 10, 10)]
+)
+def test_ten_evaluations_are_enough(steps: int, epoch: int, every: int) -> None:
+    recipe = Recipe.read(None, {"data.source": "sample", "train.steps": steps, "train.epoch_steps": epoch})
+    assert evaluation_steps(recipe.train) == every
