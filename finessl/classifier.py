@@ -20,19 +20,23 @@ from torch import Tensor
 
 from finessl.data.augment import normalise
 from finessl.data.images import decode, to_bytes, to_rgb
+from finessl.data.ops import upload
 from finessl.errors import FinesslError
 from finessl.models.backbones import create_backbone
 from finessl.models.build import build_network
+from finessl.models.encoder import freeze_dtype
 from finessl.models.network import Network
 from finessl.recipe import Choice
+from finessl.training.acceleration import compile_encoder
 from finessl.training.rundir import write_atomically, writing
-from finessl.training.step import autocast, resolve_precision
+from finessl.training.step import DTYPES, autocast, resolve_precision
 
 if TYPE_CHECKING:
     from finessl.training.experiment import Experiment
 
 ImageLike = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
 FORMAT = 1
+MANY = 200_000  # images that take as long as compiling does
 
 
 def export_classifier(folder: Path, experiment: Experiment) -> None:
@@ -107,6 +111,9 @@ class Classifier:
         self.classes: list[str] = description["classes"]
         self.image_size: int = description["image_size"]
         self.precision = resolve_precision("auto", device)
+        if self.precision != "fp32":
+            freeze_dtype(network.encoder, DTYPES[self.precision])
+        self.compiled = False
 
     def __repr__(self) -> str:
         return f"Classifier({len(self.classes)} classes, {self.description['backbone']}, {self.device})"
@@ -123,16 +130,26 @@ class Classifier:
         """The tuned backbone's features [n, dim]."""
         return self._run(images, lambda network, x: network.features(x).float(), self.network.dim)
 
+    def expect(self, images: int) -> None:
+        """So many images will follow: where that repays the time it takes, the encoder is compiled."""
+        if self.device.type == "cuda" and images >= MANY and not self.compiled:
+            compile_encoder(self.network.encoder)
+            self.compiled = True
+
     @torch.no_grad()
     def _run(self, images: ImageLike | Sequence[ImageLike], function: Any, width: int) -> np.ndarray:
+        images = as_list(images)
+        self.expect(len(images))
         batch = 256 if self.device.type == "cuda" else 32
-        results = [np.empty((0, width), np.float32)]
-        for pixels in batches(as_list(images), self.image_size, batch):
-            x = torch.from_numpy(pixels).to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-            x = normalise(x, tuple(self.description["mean"]), tuple(self.description["std"]))
+        results = [torch.empty((0, width))]
+        for pixels in batches(images, self.image_size, batch):
+            x = upload(pixels, self.device).permute(0, 3, 1, 2)
+            if self.compiled and len(x) < batch:  # it was compiled for one shape
+                x = torch.cat([x, x[-1:].expand(batch - len(x), -1, -1, -1)])
+            x = normalise(x, tuple(self.description["mean"]), tuple(self.description["std"]), DTYPES[self.precision])
             with autocast(self.device, self.precision):
-                results.append(function(self.network, x).cpu().numpy())
-        return np.concatenate(results)
+                results.append(function(self.network, x)[: len(pixels)])
+        return torch.cat([result.cpu() for result in results]).numpy()
 
 
 def as_list(images: ImageLike | Iterable[ImageLike]) -> list[ImageLike]:

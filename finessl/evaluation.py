@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from finessl.classifier import Classifier, load
+from finessl.classifier import Classifier, load, squash
 from finessl.data.images import EXTENSIONS, FileImages, ImageError, Images
 from finessl.data.paths import PathTable
 from finessl.data.sources import open_dataset
@@ -72,18 +72,25 @@ def evaluate_run(
     return Evaluation(data, len(use), float(right.mean()), rows)
 
 
+def reader(images: Images, size: int) -> Callable[[int], np.ndarray | ImageError]:
+    """Position → the image as the model's input wants it (squashed, as in evaluation), or why there is none."""
+
+    def read(i: int) -> np.ndarray | ImageError:
+        try:
+            return squash(images.read(i, square=size), size)
+        except ImageError as error:
+            return error
+
+    return read
+
+
 def predict_images(
     classifier: Classifier, images: Images, progress: Callable[[int, int], None] | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[tuple[int, str]]]]:
     """Batches of (positions, probabilities, broken): decoding of the next batch runs while the model works."""
-
-    def read(i: int) -> np.ndarray | ImageError:
-        try:
-            return images.read(i)
-        except ImageError as error:
-            return error
-
-    with ThreadPoolExecutor() as pool:
+    read = reader(images, classifier.image_size)
+    classifier.expect(len(images))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         starts = list(range(0, len(images), BATCH))
         ahead = [pool.submit(read, i) for i in range(min(BATCH, len(images)))]
         for start in starts:

@@ -23,7 +23,7 @@ def output(capsys: pytest.CaptureFixture[str], *words: str) -> object:
 
 
 def test_step(capsys: pytest.CaptureFixture[str]) -> None:
-    result = output(capsys, "bench", "step", *SMALL, "--profile")
+    result = output(capsys, "bench", "step", *SMALL, "--precision", "fp32", "--profile")
     assert isinstance(result, dict)
     assert list(result["parts_ms"]) == [
         "data", "weak forward", "forward", "method", "diagnostics", "backward", "update",
@@ -56,8 +56,8 @@ def test_tuning(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_tuning_that_does_not_fit_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     app(["bench", "tuning", *SMALL[:-1], "--tunings", "bn,linear"], standalone_mode=False)
-    text = capsys.readouterr().out
-    assert "bn: left out" in text and "linear" in text
+    said = capsys.readouterr()
+    assert "bn: left out" in said.err and "linear" in said.out
 
 
 def test_augment(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,3 +123,14 @@ def test_scale_refuses_what_it_cannot_measure() -> None:
         bench_scale([10, 100])
     with pytest.raises(FinesslError, match="separated by commas"):
         app(["bench", "scale", "--sizes", "10 100"], standalone_mode=False)
+
+
+def test_predict(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("--backbone", "embedded", "--batch-size", "4", "--images", "12", "--repeats", "1", "--device", "cpu")
+    rows = output(capsys, "bench", "predict", *few, "--json")
+    assert isinstance(rows, list)
+    assert [row["part"] for row in rows] == ["encoder", "folder of JPEGs"]
+    assert all(row["rate"] > 0 for row in rows)
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["rate"] / row["reference_rate"], rel=0.05)
+    assert rows[0]["ratio"] < 1  # no encoder is faster than its matrix products

@@ -16,7 +16,7 @@ from finessl.bench.timing import matmul_rate, peak_memory, reset_memory, synchro
 from finessl.data.dataset import Dataset
 from finessl.data.images import ArrayImages
 from finessl.data.loader import Prefetcher
-from finessl.models.encoder import freeze_dtype
+from finessl.models.encoder import Encoder, freeze_dtype
 from finessl.models.vit import ViTEncoder
 from finessl.recipe import Recipe
 from finessl.training.acceleration import accelerate
@@ -114,7 +114,7 @@ def bench_step(
     trained = sum(counts.counts)
     weak = 0 if counts.weak is None else len(counts.weak)
     rate = matmul_rate(device, DTYPES[precision])
-    per_image = encoder_flops(experiment)
+    per_image = encoder_flops(experiment.backbone.encoder)
     return StepBench(
         parts,
         whole,
@@ -180,10 +180,9 @@ def backward_passes(experiment: Experiment) -> int:
     return 0 if trained == 0 else 1 if trained < experiment.network.count()[1] / 2 else 2
 
 
-def encoder_flops(experiment: Experiment) -> float:
+def encoder_flops(encoder: Encoder) -> float:
     """FLOPs of one image's forward through a transformer: matrix products only, prompts as prefixes, a class-token-only
     last block."""
-    encoder = experiment.backbone.encoder
     if not isinstance(encoder, ViTEncoder):
         return float("nan")
     model = encoder.model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,9 +29,8 @@ def bench_tunings(
     source_size: int = 32,
     compile: bool | None = None,
     say: Callable[[str], None] = print,
-) -> list[TuningCost]:
-    """One row a strategy; those that do not fit the backbone are named and left out."""
-    rows = []
+) -> Iterator[TuningCost]:
+    """One row a strategy, as soon as it is measured; those that do not fit the backbone are named and left out."""
     for name in names:
         one = Recipe.from_tree({**recipe.tree(), "tuning": {"name": name}})
         try:
@@ -39,6 +38,5 @@ def bench_tunings(
         except FinesslError as error:
             say(f"{name}: left out: {error}")
             continue
-        rows.append(TuningCost(name, result.details["trained_parameters"], result.step, result.memory))
+        yield TuningCost(name, result.details["trained_parameters"], result.step, result.memory)
         torch._dynamo.reset()
-    return rows

@@ -1,14 +1,20 @@
-"""finessl bench step | augment | data | tuning | scale."""
+"""finessl bench step | predict | augment | data | tuning | scale."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from finessl.cli import app
+
+if TYPE_CHECKING:
+    from finessl.bench.data import Rate
+
+BASE = "vpt-deep"
 
 bench = typer.Typer(help="Speed and memory, measured here.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
@@ -76,6 +82,43 @@ def step(
 
 
 @bench.command()
+def predict(
+    backbone: Annotated[str, typer.Option(help="Alias or timm name; random weights.")] = "clip-vit-b16",
+    tuning: Annotated[str, typer.Option(help="Tuning strategy.")] = "vpt-deep",
+    batch_size: Annotated[int | None, typer.Option(help="Images at a time. (default: 512 on a GPU, else 64)")] = None,
+    images: Annotated[int, typer.Option(help="JPEGs of 500×375 in the folder; 0: no folder.")] = 2000,
+    repeats: Annotated[int, typer.Option(help="Times to do each part.", min=1)] = 5,
+    compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Images per second of a classifier: the encoder against the chip's matrix rate, a folder against its decoding."""
+    from finessl.bench.predict import bench_predict
+    from finessl.recipe import Recipe
+    from finessl.training.loop import resolve_device
+
+    target = resolve_device(device)
+    recipe = Recipe.read(None, {
+        "split.labels_per_class": 4, "model.backbone": backbone, "model.pretrained": backbone == "embedded",
+        "tuning.name": tuning,
+    })  # fmt: skip
+    batch = batch_size or (512 if target.type == "cuda" else 64)
+    rows = bench_predict(recipe, target, batch=batch, images=images, repeats=repeats, compile=compile_)
+    print_rates(rows, json_)
+
+
+def print_rates(rows: Sequence[Rate], json_: bool) -> None:
+    if json_:
+        print(json.dumps([row.as_dict() for row in rows]))
+        return
+    print(f"{'':<20}{'images/s':>12}{'ratio':>8}   against")
+    for row in rows:
+        known = row.as_dict()
+        against = f"{known['ratio']:>8.2f}   {row.reference}, {row.reference_rate:,.0f}" if row.reference else ""
+        print(f"{row.part:<20}{row.rate:>12,.0f}{against}")
+
+
+@bench.command()
 def tuning(
     backbone: Annotated[str, typer.Option(help="Alias or timm name; random weights.")] = "clip-vit-b16",
     tunings: Annotated[str, typer.Option(help="Names separated by commas, or 'all' that fit.")] = "all",
@@ -88,6 +131,7 @@ def tuning(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Step time, memory and parameters of each tuning strategy, side by side; ratios against vpt-deep."""
+    import sys
     from dataclasses import asdict
 
     from finessl.bench.tuning import bench_tunings
@@ -102,16 +146,23 @@ def tuning(
         "model.backbone": backbone, "model.pretrained": backbone == "embedded", "train.batch_size": batch_size,
     })  # fmt: skip
     target = resolve_device(device)
-    rows = bench_tunings(recipe, names, target, repeats=repeats, compile=compile_)
+    names.sort(key=lambda name: name != BASE)  # the one that the others are compared with comes first
+    if not json_:
+        memory = "GPU memory" if target.type == "cuda" else "peak memory (of the whole process so far)"
+        print(
+            f"{backbone}, {batch_size} labeled + {batch_size} weak + {strong_views} × {batch_size} strong, on {target}\n"
+        )
+        print(f"{'tuning':<13}{'trained':>12}{'ms a step':>12}{'ratio':>8}   {memory}", flush=True)
+    rows = []
+    for row in bench_tunings(
+        recipe, names, target, repeats=repeats, compile=compile_, say=lambda text: print(text, file=sys.stderr)
+    ):
+        rows.append(row)
+        if not json_:
+            print(f"{row.name:<13}{row.trained:>12,}{row.step:>12.1f}{row.step / rows[0].step:>8.2f}   "
+                  f"{row.memory / 1e9:.2f} GB", flush=True)  # fmt: skip
     if json_:
         print(json.dumps([asdict(row) for row in rows]))
-        return
-    base = next((row.step for row in rows if row.name == "vpt-deep"), rows[0].step if rows else 1.0)
-    memory = "GPU memory" if target.type == "cuda" else "peak memory (of the whole process so far)"
-    print(f"{backbone}, {batch_size} labeled + {batch_size} weak + {strong_views} × {batch_size} strong, on {target}\n")
-    print(f"{'tuning':<13}{'trained':>12}{'ms a step':>12}{'ratio':>8}   {memory}")
-    for row in rows:
-        print(f"{row.name:<13}{row.trained:>12,}{row.step:>12.1f}{row.step / base:>8.2f}   {row.memory / 1e9:.2f} GB")
 
 
 @bench.command()

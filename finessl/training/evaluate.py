@@ -10,7 +10,7 @@ from torch import Tensor
 
 from finessl.data.augment import evaluation_view, normalise
 from finessl.data.store import PixelStore
-from finessl.training.step import autocast
+from finessl.training.step import DTYPES, autocast
 
 
 @torch.no_grad()
@@ -35,7 +35,7 @@ def encode(
         rows = indices[start : start + batch]
         full = np.concatenate([rows, np.repeat(rows[-1:], batch - len(rows))]) if len(indices) > batch else rows
         pixels, _ = store.fetch(full, device)
-        images = normalise(evaluation_view(pixels, store.sizes[full], size), mean, std)
+        images = normalise(evaluation_view(pixels, store.sizes[full], size), mean, std, DTYPES[precision])
         with autocast(device, precision):
             answer = function(images)
         results.append(answer[: len(rows)].float())

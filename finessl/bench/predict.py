@@ -1,0 +1,98 @@
+"""`finessl bench predict`: images per second of a trained classifier. The encoder alone against the chip's matrix rate,
+and a folder of JPEGs against their decoding alone: which of the two limits predictions?"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from finessl.bench.data import Rate
+from finessl.bench.scale import write_originals, write_set
+from finessl.bench.step import encoder_flops, synthetic
+from finessl.bench.timing import matmul_rate, milliseconds
+from finessl.classifier import Classifier
+from finessl.data.sources import open_dataset
+from finessl.evaluation import predict_images, reader
+from finessl.models.encoder import Encoder
+from finessl.recipe import Recipe
+from finessl.training.acceleration import compile_encoder
+from finessl.training.experiment import prepare
+from finessl.training.step import DTYPES, autocast
+
+
+def bench_predict(
+    recipe: Recipe, device: torch.device, *, batch: int, images: int, repeats: int, compile: bool | None = None
+) -> list[Rate]:
+    """`images`: JPEGs in the folder (0: none); `compile` None: on a GPU."""
+    experiment = prepare(recipe, None, device, dataset=synthetic(100, 32))
+    network = experiment.network.eval()
+    description = {
+        "classes": experiment.split.classes,
+        "backbone": recipe.model.backbone,
+        "image_size": experiment.image_size,
+        "mean": list(experiment.mean),
+        "std": list(experiment.std),
+    }
+    classifier = Classifier(network, description, device)
+    dtype = DTYPES[classifier.precision]
+    limit = matmul_rate(device, dtype) / encoder_flops(experiment.backbone.encoder)  # images/s
+    rows = []
+
+    def encoder(part: str) -> None:
+        rate = encoder_rate(network.encoder, classifier.precision, experiment.image_size, batch, device, repeats)
+        rows.append(Rate(part, rate, f"matrix products alone, {classifier.precision}", limit))
+
+    encoder("encoder")
+    if images:
+        rows.append(folder_rate(classifier, images, repeats))
+    if compile or (compile is None and device.type == "cuda"):
+        compile_encoder(network.encoder)
+        encoder("encoder, compiled")
+    return rows
+
+
+@torch.no_grad()
+def encoder_rate(encoder: Encoder, precision: str, size: int, batch: int, device: torch.device, repeats: int) -> float:
+    """Images/s, several batches launched before they are waited for, as evaluation does."""
+    pixels = torch.randn(batch, 3, size, size, device=device, dtype=DTYPES[precision])
+    at_once = 8 if device.type == "cuda" else 1
+
+    def work() -> None:
+        with autocast(device, precision):
+            for _ in range(at_once):
+                encoder(pixels)
+
+    return 1000 * batch * at_once / milliseconds(work, device, repeats=repeats)
+
+
+def folder_rate(classifier: Classifier, images: int, repeats: int) -> Rate:
+    """A folder of JPEGs of 500×375 from file to prediction, against the same threads that only decode."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_set(folder / "images", write_originals(folder / "originals", 64), images)
+        files = open_dataset(folder / "images").train
+        read = reader(files, classifier.image_size)
+
+        def decode() -> None:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                deque(pool.map(read, range(len(files))), maxlen=0)
+
+        def predict() -> None:
+            deque(predict_images(classifier, files), maxlen=0)
+
+        def seconds(work: Any) -> float:
+            start = time.perf_counter()
+            work()
+            return time.perf_counter() - start
+
+        seconds(predict)  # warms up
+        times = [(seconds(decode), seconds(predict)) for _ in range(repeats)]
+    decoding, predicting = (min(column) for column in zip(*times, strict=True))
+    return Rate("folder of JPEGs", len(files) / predicting, "decoding alone", len(files) / decoding)
