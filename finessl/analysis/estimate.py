@@ -80,8 +80,12 @@ def ridge(x: np.ndarray, labels: np.ndarray, classes: int) -> Callable[[np.ndarr
     """One-against-all least squares on centred features; the penalty is the features' mean square, which suits few
     labels. No class is favoured for having more of them."""
     mean = x.mean(0)
-    u, s, vt = np.linalg.svd(x - mean, full_matrices=False)
-    weight = vt.T @ ((s / (s**2 + (s**2).mean() + 1e-12))[:, None] * (u.T @ (np.eye(classes)[labels] - 1 / classes)))
+    centred, target = x - mean, np.eye(classes)[labels] - 1 / classes
+    penalty = (centred**2).sum() / min(x.shape) + 1e-12  # the mean of the squared singular values
+    if len(x) < x.shape[1]:  # the same weights from the smaller of the two systems
+        weight = centred.T @ np.linalg.solve(centred @ centred.T + penalty * np.eye(len(x)), target)
+    else:
+        weight = np.linalg.solve(centred.T @ centred + penalty * np.eye(x.shape[1]), centred.T @ target)
     return lambda z: (z - mean) @ weight
 
 

@@ -18,9 +18,10 @@ def blobs(rng: np.random.Generator, labels: np.ndarray, classes: int, noise: flo
     return unit(centres[labels] + rng.normal(0, noise, (len(labels), 16)))
 
 
-def test_ridge_as_scikit_learn() -> None:
+@pytest.mark.parametrize("images", [2, 6])  # of each class: fewer than there are features, and more
+def test_ridge_as_scikit_learn(images: int) -> None:
     rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(5), 6)
+    labels = np.repeat(np.arange(5), images)
     x, new = blobs(rng, labels, 5, 1.0), blobs(rng, rng.integers(0, 5, 40), 5, 1.0)
     penalty = float((np.linalg.svd(x - x.mean(0), compute_uv=False) ** 2).mean())
     theirs = Ridge(alpha=penalty).fit(x, np.eye(5)[labels]).predict(new) - 1 / 5
