@@ -64,8 +64,11 @@ def export_classifier(folder: Path, experiment: Experiment) -> None:
         write_atomically(folder / "classifier.json", json.dumps(description, indent=2, ensure_ascii=False) + "\n")
 
 
-def load(run: str | Path, *, weights: str | Path | None = None, device: str = "auto") -> Classifier:
-    """The classifier of a finished run (or of its classifier/ folder). `weights`: the backbone's file, if it moved."""
+def load(
+    run: str | Path, *, weights: str | Path | None = None, device: str = "auto", precision: str = "auto"
+) -> Classifier:
+    """The classifier of a finished run (or of its classifier/ folder). `weights`: the backbone's file, if it moved.
+    `precision`: fp32 or bf16; auto is bf16 where the chip multiplies it."""
     from finessl.training.loop import resolve_device
 
     folder = Path(run)
@@ -100,17 +103,19 @@ def load(run: str | Path, *, weights: str | Path | None = None, device: str = "a
     network.load_trained(load_file(folder / "classifier.safetensors"))
     target = resolve_device(device)
     network.to(target).eval()
-    return Classifier(network, description, target)
+    return Classifier(network, description, target, precision)
 
 
 class Classifier:
     """Predicts classes of images given as paths, PIL images, arrays (h, w[, 3]) or tensors ([3, ]h, w)."""
 
-    def __init__(self, network: Network, description: dict[str, Any], device: torch.device) -> None:
+    def __init__(
+        self, network: Network, description: dict[str, Any], device: torch.device, precision: str = "auto"
+    ) -> None:
         self.network, self.description, self.device = network, description, device
         self.classes: list[str] = description["classes"]
         self.image_size: int = description["image_size"]
-        self.precision = resolve_precision("auto", device)
+        self.precision = resolve_precision(precision, device)
         if self.precision != "fp32":
             freeze_dtype(network.encoder, DTYPES[self.precision])
         self.compiled = False

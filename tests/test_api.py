@@ -44,6 +44,19 @@ def test_every_kind_of_image_gives_the_same_answer(classifier: finessl.Classifie
     assert classifier.predict_proba([]).shape == (0, 3)
 
 
+def test_a_compiled_classifier_gets_full_batches(
+    classifier: finessl.Classifier, shapes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [*sorted((shapes / "test").rglob("*.png"))] * 40
+    paths, sizes = paths[:37], []
+    plain = classifier.predict_proba(paths)
+    watching = classifier.network.register_forward_pre_hook(lambda network, inputs: sizes.append(len(inputs[0])))
+    monkeypatch.setattr(classifier, "compiled", True)
+    np.testing.assert_allclose(classifier.predict_proba(paths), plain, atol=2e-2)
+    watching.remove()
+    assert sizes == [32, 32]
+
+
 def test_loaded_classifier_is_the_trained_one(classifier: finessl.Classifier, shapes: Path, tmp_path: Path) -> None:
     """Its answers on the test set are those that the run recorded at its end."""
     out = tmp_path / "run"

@@ -14,8 +14,8 @@ from finessl.training.loop import Settings, train
 
 
 def test_finessl_is_ahead_of_supervised(tmp_path: Path) -> None:
-    """Half of the demo's steps, three labeled sets. Which images are labeled moves the gain by several points, so it is their
-    mean that must be clear of zero."""
+    """A third of the demo's steps, three labeled sets. Which images are labeled moves the gain by several points, so it is
+    their mean that must be clear of zero."""
     gains = []
     for seed in range(3):
         accuracy = {}

@@ -40,7 +40,7 @@ def bench_predict(
         "mean": list(experiment.mean),
         "std": list(experiment.std),
     }
-    classifier = Classifier(network, description, device)
+    classifier = Classifier(network, description, device, recipe.train.precision)
     dtype = DTYPES[classifier.precision]
     limit = matmul_rate(device, dtype) / encoder_flops(experiment.backbone.encoder)  # images/s
     rows = []

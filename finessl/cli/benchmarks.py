@@ -88,6 +88,7 @@ def predict(
     batch_size: Annotated[int | None, typer.Option(help="Images at a time. (default: 512 on a GPU, else 64)")] = None,
     images: Annotated[int, typer.Option(help="JPEGs of 500×375 in the folder; 0: no folder.")] = 2000,
     repeats: Annotated[int, typer.Option(help="Times to do each part.", min=1)] = 5,
+    precision: Annotated[str, typer.Option(help="auto, fp32, bf16.")] = "auto",
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -100,7 +101,7 @@ def predict(
     target = resolve_device(device)
     recipe = Recipe.read(None, {
         "split.labels_per_class": 4, "model.backbone": backbone, "model.pretrained": backbone == "embedded",
-        "tuning.name": tuning,
+        "tuning.name": tuning, "train.precision": precision,
     })  # fmt: skip
     batch = batch_size or (512 if target.type == "cuda" else 64)
     rows = bench_predict(recipe, target, batch=batch, images=images, repeats=repeats, compile=compile_)

@@ -173,9 +173,7 @@ def test_look_back_keeps_what_the_classifier_says(tmp_path: Path) -> None:
     dataset = open_dataset("sample")
     np.testing.assert_array_equal(kept["truth"], dataset.train_labels[kept["index"]])
     images = [dataset.train.read(int(i)) for i in kept["index"][:8]]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("finessl.classifier.resolve_precision", lambda precision, device: "fp32")
-        p = finessl.load(tmp_path / "run", device="cpu").predict_proba(images)
+    p = finessl.load(tmp_path / "run", device="cpu", precision="fp32").predict_proba(images)
     np.testing.assert_array_equal(p.argmax(1), kept["label"][:8])
     np.testing.assert_allclose(p.max(1), kept["confidence"][:8], atol=1e-4)
     with np.load(tmp_path / "run" / "features.npz") as file:
