@@ -58,14 +58,14 @@ class TrainRecipe:
     mu: int = 1  # unlabeled images per labeled one
     optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.03
-    backbone_lr: float | None = None  # for what is tuned inside the backbone; `lr` by default
+    backbone_lr: float | None = None  # inside the backbone; `lr` by default, at most 1e-4 where all its weights train
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 5e-4
     schedule: Literal["cosine", "cosine-epoch", "constant"] = "cosine"  # the released code steps once per epoch
     warmup: int = 0  # steps of linear warm-up
     clip_norm: float | None = None  # largest gradient norm
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # auto: bf16 on a GPU, fp32 on the CPU
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # auto: bf16 where the chip multiplies it
     cache_features: int = 0  # draws of each view whose features are computed once (tuning linear); 0: new views always
 
 

@@ -23,7 +23,7 @@ from finessl.training.acceleration import accelerate
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.distributed import Processes
 from finessl.training.experiment import Experiment, prepare
-from finessl.training.step import DTYPES, TrainingStep, make_optimizer, resolve_precision
+from finessl.training.step import DTYPES, TrainingStep, resolve_precision
 
 PARTS = ("data", "weak forward", "forward", "method", "diagnostics", "backward", "update")
 
@@ -82,8 +82,9 @@ def bench_step(
         freeze_dtype(network.encoder, DTYPES[precision])
     reset_memory(device)
     diagnostics = Diagnostics(experiment.method, hidden_truth(experiment), device)
-    optimizer = make_optimizer(network, recipe.train, device)
-    plain = TrainingStep(network, experiment.method, optimizer, recipe.train, device, precision, Processes())
+    plain = TrainingStep(
+        network, experiment.method, experiment.optimizer(), recipe.train, device, precision, Processes()
+    )
     training = accelerate(plain, compile=compile, steps=recipe.train.steps)
     prefetcher = Prefetcher(experiment.loader(Processes(), DTYPES[precision]), 10**6)
 

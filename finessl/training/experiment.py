@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from finessl.training.cached import CachedLoader
 from finessl.training.distributed import Processes
 from finessl.training.evaluate import encode
 from finessl.training.rundir import RunDirectory, writing
+from finessl.training.step import make_optimizer
 
 Report = Callable[[str, int, int], None]  # what is being done, how many, of how many
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean, standard deviation
@@ -71,6 +72,14 @@ class Experiment:
         train, method = self.recipe.train, self.method
         views = (method.weak is not None) + (self.recipe.data.strong_views if method.strong else 0)
         return train.batch_size * (1 + train.mu * views)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """As the recipe says. Where it leaves the rate inside the backbone open and pretrained weights train, that rate
+        is one that they stand: the heads' would destroy them within a few steps."""
+        train = self.recipe.train
+        if train.backbone_lr is None and self.tuning.gentle is not None and self.recipe.model.pretrained:
+            train = replace(train, backbone_lr=min(train.lr, self.tuning.gentle))
+        return make_optimizer(self.network, train, self.device)
 
     def labeled_features(self) -> tuple[Tensor, Tensor]:
         """Features of the labeled images, without augmentation, and their labels: what a head may start from."""

@@ -39,7 +39,7 @@ from finessl.training.evaluate import accuracy, encode
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.progress import Display
 from finessl.training.rundir import MetricsLog, RunDirectory, git_revision
-from finessl.training.step import DTYPES, TrainingStep, all_finite, lr_factor, make_optimizer, resolve_precision
+from finessl.training.step import DTYPES, TrainingStep, all_finite, lr_factor, resolve_precision
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,7 @@ class Training:
         )
         team.wait()
         network, method = self.experiment.network, self.experiment.method
-        optimizer = make_optimizer(network, recipe.train, device)
-        plain = TrainingStep(network, method, optimizer, recipe.train, device, self.precision, team)
+        plain = TrainingStep(network, method, self.experiment.optimizer(), recipe.train, device, self.precision, team)
         self.training_step = accelerate(plain, compile=settings.compile, steps=recipe.train.steps)
         self.loader = self.experiment.loader(team, DTYPES[self.precision])
         self.prefetcher = Prefetcher(self.loader, recipe.train.steps)

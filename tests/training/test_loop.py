@@ -185,3 +185,23 @@ def test_bf16_where_the_cpu_multiplies_it(
 def test_ten_evaluations_are_enough(steps: int, epoch: int, every: int) -> None:
     recipe = Recipe.read(None, {"data.source": "sample", "train.steps": steps, "train.epoch_steps": epoch})
     assert evaluation_steps(recipe.train) == every
+
+
+@pytest.mark.parametrize(
+    ("fields", "inside"),
+    [
+        ({"tuning.name": "full"}, 1e-4),
+        ({"tuning.name": "lp-ft"}, 1e-4),
+        ({"tuning.name": "full", "train.lr": 1e-5}, 1e-5),
+        ({"tuning.name": "full", "train.backbone_lr": 0.02}, 0.02),
+        ({"tuning.name": "full", "model.pretrained": False}, 0.03),
+        ({"tuning.name": "vpt-deep+full"}, 1e-4),
+        ({"tuning.name": "lora"}, 0.03),
+    ],
+)
+def test_pretrained_weights_learn_at_a_rate_they_stand(fields: dict[str, object], inside: float) -> None:
+    recipe = Recipe.read(
+        None, {"data.source": "sample", "split.labels_per_class": 4, "model.backbone": "embedded", **fields}
+    )
+    groups = prepare(recipe, None, torch.device("cpu")).optimizer().param_groups
+    assert {group["name"]: group["lr"] for group in groups} == {"backbone": inside, "heads": recipe.train.lr}

@@ -19,6 +19,7 @@ class Tuning:
     name: str
     unchanged: bool = True  # does the encoder compute the same function right after `apply`?
     mergeable: bool = False  # can what was tuned become plain weights?
+    gentle: float | None = None  # learning rate that pretrained weights stand, where it trains them; None: any
 
     def apply(self, encoder: Encoder, generator: torch.Generator | None = None) -> None:
         """Freeze the encoder, then insert or unfreeze what trains. Initial values come from the CPU `generator`."""
@@ -70,6 +71,7 @@ class Composed(Tuning):
         self.name = "+".join(part.name for part in parts)
         self.unchanged = all(part.unchanged for part in parts)
         self.mergeable = all(part.mergeable for part in parts)
+        self.gentle = min((part.gentle for part in parts if part.gentle is not None), default=None)
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
         for part in self.parts:

@@ -17,6 +17,7 @@ class Full(Tuning):
 
     name = "full"
     mergeable = True
+    gentle = 1e-4
 
     def __init__(self, *, blocks: int | None = None, gradient_checkpointing: bool = False) -> None:
         self.blocks = blocks
