@@ -103,23 +103,37 @@ def checksum(path: Path) -> str:
 
 
 def unpack(archive: Path, root: Path, creates: str) -> None:
-    """root/`creates` from a tar file. It is unpacked beside and renamed, so the folder is whole or not there.
-
-    Members that point outside are refused (tarfile's "data" filter: no absolute paths, no "..", no devices).
-    """
+    """root/`creates` from a tar file. It is unpacked beside and renamed, so the folder is whole or not there."""
     draft = root / f".{creates}.part"
     shutil.rmtree(draft, ignore_errors=True)
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(draft, filter="data")
+            for member in tar:
+                write_member(tar, member, draft)
         if not (draft / creates).is_dir():
             raise FinesslError(f"{archive} holds no folder {creates}; it is another archive.")
         os.replace(draft / creates, root / creates)
-    except tarfile.FilterError as error:
-        raise FinesslError(f"{archive} would write outside its folder ({error}); refused.") from error
     except (tarfile.TarError, EOFError) as error:
         raise FinesslError(f"{archive} cannot be unpacked ({error}); remove it and run again.") from error
     except OSError as error:
         raise FinesslError(f"cannot unpack {archive} to {root}: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """A file or folder of the archive. Data sets hold nothing else, and links or devices could lead outside.
+
+    By hand, because tarfile's own safe way is missing from Python 3.11 before its fourth release, which Debian has.
+    """
+    target = (folder / member.name.lstrip("/")).resolve()
+    if not target.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
+        raise FinesslError(f"{tar.name!s} would write outside its folder ({member.name}); refused.")
+    if member.isdir():
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    content = tar.extractfile(member)
+    assert content is not None
+    with content, open(target, "wb") as file:
+        shutil.copyfileobj(content, file)

@@ -147,6 +147,16 @@ def test_members_are_never_written_outside(tmp_path: Path) -> None:
         assert not list(tmp_path.rglob("evil"))
 
 
+def test_links_are_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar.gz", mode="w:gz") as archive:
+        link = tarfile.TarInfo("folder/link")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+        archive.addfile(link)
+    with pytest.raises(FinesslError, match="would write outside"):
+        unpack(tmp_path / "a.tar.gz", tmp_path, "folder")
+    assert [f.name for f in tmp_path.iterdir()] == ["a.tar.gz"]
+
+
 def test_archives_cut_short_or_of_something_else(tmp_path: Path) -> None:
     whole = tar({"folder/a": b"1" * 100_000})
     for content, message in (
