@@ -7,9 +7,7 @@ compiling takes seconds that only a long run repays.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -23,19 +21,6 @@ def fuse() -> None:
     """From now on `fused` functions are compiled for tensors on a GPU."""
     global fusing
     fusing = True
-
-
-def warm_up(device: torch.device) -> threading.Thread:
-    """Load the compiler in the background, by compiling a trifle: that takes seconds in which data can be read. Wait for
-    the thread before anything else is compiled."""
-
-    def work() -> None:
-        with contextlib.suppress(Exception):  # whoever needs the compiler hears of it
-            torch.compile(lambda x: x + 1, dynamic=False)(torch.zeros(8, device=device))
-
-    thread = threading.Thread(target=work, name="compiler", daemon=True)
-    thread.start()
-    return thread
 
 
 def compiled(plain: Callable[..., Any], *, dynamic: bool | None = False) -> Callable[..., Any]:

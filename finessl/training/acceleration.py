@@ -116,15 +116,10 @@ class RecordedStep:
         self.start_over(None)
 
 
-def repays(compile: bool | None, device: torch.device, steps: int) -> bool:
-    """Is a run to be compiled? `compile` None: on a GPU, where it is long enough."""
-    return bool(compile or (compile is None and device.type == "cuda" and steps >= 200))
-
-
 def accelerate(step: TrainingStep, *, compile: bool | None, steps: int) -> TrainingStep | RecordedStep:
-    """`step` as fast as it gets."""
+    """`step` as fast as it gets. `compile` None: on a GPU, for runs long enough to repay it."""
     gpu = step.device.type == "cuda"
-    if not repays(compile, step.device, steps):
+    if not (compile or (compile is None and gpu and steps >= 200)):
         return step
     compile_encoder(step.network.encoder)
     if step.processes.world > 1:

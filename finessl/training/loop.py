@@ -22,7 +22,6 @@ from torch import Tensor
 
 import finessl
 from finessl.classifier import export_classifier
-from finessl.compilation import warm_up
 from finessl.data.dataset import Dataset
 from finessl.data.loader import Prefetcher
 from finessl.data.sampler import DROPOUT, generator
@@ -32,7 +31,7 @@ from finessl.methods.base import Result
 from finessl.models.encoder import freeze_dtype
 from finessl.recipe import Recipe, TrainRecipe
 from finessl.training import checkpoint
-from finessl.training.acceleration import accelerate, repays
+from finessl.training.acceleration import accelerate
 from finessl.training.cached import CachedLoader
 from finessl.training.diagnostics import Diagnostics, hidden_truth, look_back
 from finessl.training.distributed import Processes, processes
@@ -111,7 +110,6 @@ class Training:
         self.recipe, self.run, self.settings, self.device = recipe, run, settings, device
         self.team, self.display = team, display
         self.precision = resolve_precision(recipe.train.precision, device)
-        compiler = warm_up(device) if repays(settings.compile, device, recipe.train.steps) else None
         self.experiment: Experiment = prepare(
             recipe,
             run,
@@ -121,8 +119,6 @@ class Training:
             progress=display.update,
             writes=team.first,
         )
-        if compiler is not None:
-            compiler.join()
         team.wait()
         network, method = self.experiment.network, self.experiment.method
         plain = TrainingStep(network, method, self.experiment.optimizer(), recipe.train, device, self.precision, team)

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from finessl.bench.step import synthetic
-from finessl.compilation import warm_up
 from finessl.data.loader import Prefetcher
 from finessl.errors import FinesslError
 from finessl.methods import METHODS
 from finessl.recipe import Recipe
-from finessl.training.acceleration import RecordedStep, accelerate, compile_encoder, repays
+from finessl.training.acceleration import RecordedStep, accelerate, compile_encoder
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.distributed import Processes
 from finessl.training.experiment import Experiment, prepare
@@ -74,28 +73,6 @@ def test_compiled_and_plain_runs_agree() -> None:
     assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] - before <= 8  # once for all blocks, not for each
     assert losses == pytest.approx(plain_losses, rel=1e-4)
     assert torch.allclose(parameters, plain, atol=1e-4)
-
-
-def test_a_missing_compiler_is_not_the_warm_ups_business(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[bool] = []
-
-    def fails(function: object, **options: object) -> object:
-        tried.append(True)
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(torch, "compile", fails)
-    thread = warm_up(torch.device("cpu"))
-    thread.join(60)
-    assert tried and not thread.is_alive()
-
-
-@pytest.mark.parametrize(
-    ("compile", "device", "steps", "expected"),
-    [(None, "cuda", 200, True), (None, "cuda", 199, False), (None, "cpu", 10**6, False), (True, "cpu", 1, True),
-     (False, "cuda", 10**6, False)],
-)  # fmt: skip
-def test_only_long_runs_on_a_gpu_are_compiled(compile: bool | None, device: str, steps: int, expected: bool) -> None:
-    assert repays(compile, torch.device(device), steps) is expected
 
 
 def test_only_a_gpu_records_the_step() -> None:
