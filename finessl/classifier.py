@@ -52,6 +52,7 @@ def export_classifier(folder: Path, experiment: Experiment) -> None:
         "tuning": {"name": recipe.tuning.name, **recipe.tuning.options},
         "head": {"name": head.name, **head.options},
         "aux": experiment.method.aux,
+        "precision": recipe.train.precision,
         "image_size": backbone.image_size,
         "mean": list(experiment.mean),
         "std": list(experiment.std),
@@ -65,10 +66,10 @@ def export_classifier(folder: Path, experiment: Experiment) -> None:
 
 
 def load(
-    run: str | Path, *, weights: str | Path | None = None, device: str = "auto", precision: str = "auto"
+    run: str | Path, *, weights: str | Path | None = None, device: str = "auto", precision: str | None = None
 ) -> Classifier:
     """The classifier of a finished run (or of its classifier/ folder). `weights`: the backbone's file, if it moved.
-    `precision`: fp32 or bf16; auto is bf16 where the chip multiplies it."""
+    `precision`: fp32, bf16, or auto (bf16 where the chip multiplies it); as the run had it by default."""
     from finessl.training.loop import resolve_device
 
     folder = Path(run)
@@ -103,6 +104,9 @@ def load(
     network.load_trained(load_file(folder / "classifier.safetensors"))
     target = resolve_device(device)
     network.to(target).eval()
+    if precision is None:
+        precision = description.get("precision", "auto")
+        precision = "auto" if precision == "fp16" and target.type == "cpu" else precision
     return Classifier(network, description, target, precision)
 
 
@@ -153,8 +157,8 @@ class Classifier:
                 x = torch.cat([x, x[-1:].expand(batch - len(x), -1, -1, -1)])
             x = normalise(x, tuple(self.description["mean"]), tuple(self.description["std"]), DTYPES[self.precision])
             with autocast(self.device, self.precision):
-                results.append(function(self.network, x)[: len(pixels)])
-        return torch.cat([result.cpu() for result in results]).numpy()
+                results.append(function(self.network, x)[: len(pixels)].cpu())
+        return torch.cat(results).numpy()
 
 
 def as_list(images: ImageLike | Iterable[ImageLike]) -> list[ImageLike]:
@@ -170,7 +174,7 @@ def batches(images: Sequence[ImageLike], size: int, batch: int) -> Iterator[np.n
     """uint8 [n, size, size, 3], each image squashed to the model's input as in evaluation."""
     for start in range(0, len(images), batch):
         yield np.stack(
-            [squash(pixels(image, start + i), size) for i, image in enumerate(images[start : start + batch])]
+            [squash(pixels(image, start + i, size), size) for i, image in enumerate(images[start : start + batch])]
         )
 
 
@@ -180,10 +184,10 @@ def squash(image: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
 
 
-def pixels(image: ImageLike, position: int) -> np.ndarray:
-    """Any kind of image as uint8 RGB [h, w, 3]."""
+def pixels(image: ImageLike, position: int, size: int) -> np.ndarray:
+    """Any kind of image as uint8 RGB [h, w, 3]; files that are larger than `size` squashed to it, as in evaluation."""
     if isinstance(image, (str, os.PathLike)):
-        return decode(image)
+        return decode(image, square=size)
     if isinstance(image, Image.Image):
         return np.asarray(to_rgb(image))
     array = image.detach().cpu().numpy() if isinstance(image, Tensor) else np.asarray(image)

@@ -56,6 +56,8 @@ def version_of(package: str) -> str | None:
 def machine() -> list[Finding]:
     import torch
 
+    from finessl.training.step import multiplies_bf16
+
     findings = []
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
@@ -68,7 +70,7 @@ def machine() -> list[Finding]:
         findings.append(
             Finding("missing", "GPU", "none that torch can use: small backbones and short runs work on the CPU")
         )
-    bf16 = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
+    bf16 = multiplies_bf16(torch.device("cpu"))
     findings.append(
         Finding(
             "ok", "CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, bf16 {'yes' if bf16 else 'no'}"

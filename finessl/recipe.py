@@ -58,7 +58,7 @@ class TrainRecipe:
     mu: int = 1  # unlabeled images per labeled one
     optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.03
-    backbone_lr: float | None = None  # inside the backbone; `lr` by default, at most 1e-4 where all its weights train
+    backbone_lr: float | None = None  # inside the backbone; `lr` by default, at most 1e-4 for tuning full and lp-ft
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 5e-4

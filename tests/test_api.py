@@ -129,3 +129,13 @@ def test_arrays_in_sklearns_manner() -> None:
 def test_bad_arrays(X: np.ndarray, y: np.ndarray, message: str) -> None:
     with pytest.raises(FinesslError, match=message):
         finessl.FineSSLClassifier(**TINY).fit(X, y)
+
+
+def test_a_classifier_follows_its_runs_precision(shapes: Path, tmp_path: Path) -> None:
+    made = finessl.train(
+        shapes, out=tmp_path / "run", labels_per_class=4, settings={**RANDOM, "train.precision": "fp32"}, **TINY
+    )
+    assert made.precision == "fp32" and finessl.load(tmp_path / "run", device="cpu").precision == "fp32"
+    assert finessl.load(tmp_path / "run", device="cpu", precision="bf16").precision == "bf16"
+    with pytest.raises(FinesslError, match="no precision 'float32'; choose auto, bf16"):
+        finessl.load(tmp_path / "run", device="cpu", precision="float32")

@@ -3,6 +3,7 @@ and a folder of JPEGs against their decoding alone: which of the two limits pred
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
@@ -47,7 +48,10 @@ def bench_predict(
 
     def encoder(part: str) -> None:
         rate = encoder_rate(network.encoder, classifier.precision, experiment.image_size, batch, device, repeats)
-        rows.append(Rate(part, rate, f"matrix products alone, {classifier.precision}", limit))
+        known = math.isfinite(limit)  # the products are counted for transformers only
+        rows.append(
+            Rate(part, rate, f"matrix products alone, {classifier.precision}", limit) if known else Rate(part, rate)
+        )
 
     encoder("encoder")
     if images:

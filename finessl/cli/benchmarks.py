@@ -212,14 +212,7 @@ def data(
         data, resolve_device(device), root=root, images=images, size=size, batch=batch_size,
         strong_views=strong_views, repeats=repeats,
     )  # fmt: skip
-    if json_:
-        print(json.dumps([row.as_dict() for row in rows]))
-        return
-    print(f"{'':<20}{'images/s':>12}{'ratio':>8}   against")
-    for row in rows:
-        known = row.as_dict()
-        against = f"{known['ratio']:>8.2f}   {row.reference}, {row.reference_rate:,.0f}" if row.reference else ""
-        print(f"{row.part:<20}{row.rate:>12,.0f}{against}")
+    print_rates(rows, json_)
 
 
 @bench.command()

@@ -16,7 +16,7 @@ def demo(
     seeds: Annotated[int, typer.Option(help="Repeat with so many seeds: mean ± deviation.", min=1)] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
-    """See it work: 4 labels a class, real images, the small backbone inside the package; about two minutes on two CPU cores."""
+    """See it work: 4 labels a class, real images, the package's own small backbone; two to four minutes on two CPU cores."""
     from finessl.cli.grid import show_rows
     from finessl.demo import run_demo
 

@@ -49,7 +49,9 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Training steps. (default: 15000)")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Labeled images a step. (default: 32)")] = None,
     mu: Annotated[int | None, typer.Option(help="Unlabeled images per labeled one. (default: 1)")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate. (default: 0.03)")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate. (default: 0.03; full tuning: at most 1e-4 in the backbone)")
+    ] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels at the input. (default: the backbone's)")] = None,
     strong_views: Annotated[int | None, typer.Option(help="Strong views per unlabeled image. (default: 2)")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of split, start and views. (default: 0)")] = None,
@@ -69,7 +71,7 @@ def train(
     ] = None,
     eval_every: Annotated[
         int | None,
-        typer.Option(help="Steps between evaluations; 0: only at the end. (default: ten in all, at epochs' ends)"),
+        typer.Option(help="Steps between evaluations; 0: only at the end. (default: at most ten, at epochs' ends)"),
     ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="At most so long between checkpoints.")] = 120.0,
     cache_dir: Annotated[Path | None, typer.Option(help="Where decoded images too many for memory are kept.")] = None,

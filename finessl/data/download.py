@@ -109,7 +109,7 @@ def unpack(archive: Path, root: Path, creates: str) -> None:
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
-                write_member(tar, member, draft)
+                write_member(archive, tar, member, draft)
         if not (draft / creates).is_dir():
             raise FinesslError(f"{archive} holds no folder {creates}; it is another archive.")
         os.replace(draft / creates, root / creates)
@@ -121,14 +121,16 @@ def unpack(archive: Path, root: Path, creates: str) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+def write_member(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
     """A file or folder of the archive. Data sets hold nothing else, and links or devices could lead outside.
 
     By hand, because tarfile's own safe way is missing from Python 3.11 before its fourth release, which Debian has.
     """
     target = (folder / member.name.lstrip("/")).resolve()
-    if not target.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
-        raise FinesslError(f"{tar.name!s} would write outside its folder ({member.name}); refused.")
+    if not target.is_relative_to(folder.resolve()):
+        raise FinesslError(f"{archive} would write outside its folder ({member.name}); refused.")
+    if not (member.isfile() or member.isdir()):
+        raise FinesslError(f"{archive} holds a link or a device ({member.name}); refused.")
     if member.isdir():
         target.mkdir(parents=True, exist_ok=True)
         return

@@ -36,6 +36,7 @@ class Backbone:
     std: tuple[float, ...]
     interpolation: str = "bicubic"
     visual_proj: Tensor | None = None  # CLIP's [dim, text dim] projection to the text space, where the weights carry it
+    pretrained: bool = True  # or were its weights drawn from a seed?
 
 
 def create_backbone(
@@ -94,7 +95,15 @@ def _from_timm(
     with torch.inference_mode():
         dim = encoder(torch.zeros(1, 3, size, size)).shape[-1]
     return Backbone(
-        encoder, name, dim, size, tuple(config["mean"]), tuple(config["std"]), config["interpolation"], visual_proj
+        encoder,
+        name,
+        dim,
+        size,
+        tuple(config["mean"]),
+        tuple(config["std"]),
+        config["interpolation"],
+        visual_proj,
+        pretrained or weights is not None,
     )
 
 
@@ -186,7 +195,7 @@ def _from_scratch(name: str, image_size: int | None, weights: str | Path | None)
         dim = model.num_features
     if weights is not None:
         load_weights(model, weights)
-    return Backbone(make_encoder(model), name, dim, size, half, half, "bicubic")
+    return Backbone(make_encoder(model), name, dim, size, half, half, pretrained=weights is not None)
 
 
 def _embedded(image_size: int | None, weights: str | Path | None) -> Backbone:

@@ -21,6 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
 
+FEW = 512  # tokens whose products with each other need little memory
+
 
 def unsupported(model: nn.Module) -> str | None:
     """Why `ViTEncoder` cannot run `model`, or None."""
@@ -187,8 +189,9 @@ def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> T
 
 
 def weigh(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """Attention through PyTorch's fused kernel; by plain products on the CPU in bf16, where that kernel's backward
-    takes several times as long."""
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and not dropout:
+    """Attention through PyTorch's fused kernel; by plain products on the CPU in bf16 for training, where that kernel's
+    backward takes several times as long, and for few tokens."""
+    plain = torch.is_grad_enabled() or k.shape[-2] <= FEW
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and plain and not dropout:
         return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)

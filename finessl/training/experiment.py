@@ -77,7 +77,7 @@ class Experiment:
         """As the recipe says. Where it leaves the rate inside the backbone open and pretrained weights train, that rate
         is one that they stand: the heads' would destroy them within a few steps."""
         train = self.recipe.train
-        if train.backbone_lr is None and self.tuning.gentle is not None and self.recipe.model.pretrained:
+        if train.backbone_lr is None and self.tuning.gentle is not None and self.backbone.pretrained:
             train = replace(train, backbone_lr=min(train.lr, self.tuning.gentle))
         return make_optimizer(self.network, train, self.device)
 

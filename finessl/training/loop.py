@@ -49,9 +49,7 @@ class Settings:
     device: str = "auto"
     compile: bool | None = None  # and record the step (see acceleration.py); None: on a GPU, where the run repays it
     log_every: int = 20  # steps per line of metrics.jsonl
-    eval_every: int | None = (
-        None  # steps between looks at the test set; None: see `evaluation_steps`; 0: only at the end
-    )
+    eval_every: int | None = None  # steps between evaluations; None: see `evaluation_steps`; 0: only at the end
     checkpoint_seconds: float = 120.0
     cache_dir: Path | None = None
     quiet: bool = False
@@ -121,7 +119,8 @@ class Training:
         )
         team.wait()
         network, method = self.experiment.network, self.experiment.method
-        plain = TrainingStep(network, method, self.experiment.optimizer(), recipe.train, device, self.precision, team)
+        self.optimizer = self.experiment.optimizer()
+        plain = TrainingStep(network, method, self.optimizer, recipe.train, device, self.precision, team)
         self.training_step = accelerate(plain, compile=settings.compile, steps=recipe.train.steps)
         self.loader = self.experiment.loader(team, DTYPES[self.precision])
         self.prefetcher = Prefetcher(self.loader, recipe.train.steps)
@@ -197,8 +196,16 @@ class Training:
             f"{len(split.unlabeled):,} unlabeled images, {test}\n"
             f"[bold]{self.recipe.model.backbone}[/bold] at {experiment.image_size} px with {self.recipe.tuning.name}: "
             f"{trained:,} of {total:,} parameters are trained, on {self.device} in {self.precision}"
+            + self.note_rates()
             + (f"\nresuming at step {self.step} of {self.recipe.train.steps}" if self.step else "")
         )
+
+    def note_rates(self) -> str:
+        """The learning rates, where the backbone has one of its own."""
+        rates = {group["name"]: group["full_lr"] for group in self.optimizer.param_groups}
+        if len(set(rates.values())) < 2:
+            return ""
+        return f"\nlearning rate {rates['heads']:g} for the heads, {rates['backbone']:g} inside the backbone"
 
     def refresh(self) -> None:
         """Self-training methods look at all unlabeled images now and then, and may start the model afresh."""

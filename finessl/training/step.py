@@ -31,6 +31,8 @@ def multiplies_bf16(device: torch.device) -> bool:
 def resolve_precision(precision: str, device: torch.device) -> str:
     if precision == "auto":
         return "bf16" if multiplies_bf16(device) else "fp32"
+    if precision not in DTYPES:
+        raise FinesslError(f"there is no precision {precision!r}; choose auto, {', '.join(DTYPES)}.")
     if precision == "fp16" and device.type == "cpu":
         raise FinesslError("precision fp16 needs a GPU; on the CPU choose fp32 or bf16.")
     return precision
