@@ -6,11 +6,9 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -91,12 +89,7 @@ def folder_rate(classifier: Classifier, images: int, repeats: int) -> Rate:
         def predict() -> None:
             deque(predict_images(classifier, files), maxlen=0)
 
-        def seconds(work: Any) -> float:
-            start = time.perf_counter()
-            work()
-            return time.perf_counter() - start
-
-        seconds(predict)  # warms up
-        times = [(seconds(decode), seconds(predict)) for _ in range(repeats)]
-    decoding, predicting = (min(column) for column in zip(*times, strict=True))
+        decoding, predicting = (
+            milliseconds(work, classifier.device, repeats=repeats, warmup=1) / 1000 for work in (decode, predict)
+        )
     return Rate("folder of JPEGs", len(files) / predicting, "decoding alone", len(files) / decoding)

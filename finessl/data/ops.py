@@ -118,12 +118,12 @@ def weigh_down(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> T
 
 
 def interpolate(
-    weigh: Callable[..., Tensor], lines: Tensor, rows: np.ndarray, weights: np.ndarray, place: np.ndarray
+    sums: Callable[..., Tensor], lines: Tensor, rows: np.ndarray, weights: np.ndarray, place: np.ndarray
 ) -> Tensor:
     """The lines of the resized image: uint8 [n, groups, length, width] -> uint8 [n, groups, size, width]."""
     n, groups, length, width = lines.shape
     if len(rows) > 1:
-        return weigh(lines, *(upload(array, lines.device) for array in (place, rows, weights)))
+        return sums(lines, *(upload(array, lines.device) for array in (place, rows, weights)))
     start = length * np.arange(n * groups).reshape(n, groups, 1)
     index = upload(start + rows[0][place][:, None], lines.device)  # one tap: the lines are only picked
     return lines.flatten(0, 2).index_select(0, index.flatten()).view(n, groups, -1, width)
