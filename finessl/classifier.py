@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ImageLike = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
 FORMAT = 1
-MANY = 200_000  # images that take as long as compiling does
+MANY = 500_000  # images whose prediction saves more time than compiling takes (docs/performance.md)
 
 
 def export_classifier(folder: Path, experiment: Experiment) -> None:

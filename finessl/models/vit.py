@@ -180,7 +180,7 @@ def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> T
     k, v = kv.unbind(2)
     q, k, v = attn.q_norm(q).to(v.dtype), attn.k_norm(k).to(v.dtype), v
     dropout = attn.attn_drop.p if attn.training else 0.0
-    y = weigh(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), dropout)
+    y = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), dropout)
     y = attn.norm(y.transpose(1, 2).flatten(2))
     gate = getattr(attn, "gate", None)
     if gate is not None:
@@ -188,7 +188,7 @@ def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> T
     return attn.proj_drop(attn.proj(y))
 
 
-def weigh(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Attention through PyTorch's fused kernel; by plain products on the CPU in bf16 for training, where that kernel's
     backward takes several times as long, and for few tokens."""
     plain = torch.is_grad_enabled() or k.shape[-2] <= FEW

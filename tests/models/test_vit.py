@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from finessl.errors import FinesslError
 from finessl.models.encoder import freeze_dtype
 from finessl.models.tuning import create
-from finessl.models.vit import ViTEncoder, weigh
+from finessl.models.vit import ViTEncoder, attention
 
 Make = Callable[..., ViTEncoder]
 
@@ -153,14 +153,14 @@ def test_plain_attention_is_as_close_as_the_fused_kernel() -> None:
     exact = [torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_() for size in sizes]
     weight = torch.randn(sizes[0], generator=generator, dtype=torch.float64)
 
-    def errors(attention: Callable[..., Tensor]) -> list[float]:
+    def errors(kernel: Callable[..., Tensor]) -> list[float]:
         rounded = [tensor.detach().bfloat16().requires_grad_() for tensor in exact]
         answers = []
-        for inputs, function in ((exact, scaled_dot_product_attention), (rounded, attention)):
+        for inputs, function in ((exact, scaled_dot_product_attention), (rounded, kernel)):
             y = function(*inputs)
             answers.append([y, *torch.autograd.grad((y * weight.to(y.dtype)).sum(), inputs)])
         return [float((ours.double() - right).norm() / right.norm()) for right, ours in zip(*answers, strict=True)]
 
-    ours = errors(lambda q, k, v: weigh(q, k, v, 0.0))
+    ours = errors(lambda q, k, v: attention(q, k, v, 0.0))
     fused = errors(scaled_dot_product_attention)
     assert all(a < max(1.5 * b, 0.01) for a, b in zip(ours, fused, strict=True)), (ours, fused)
