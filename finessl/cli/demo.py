@@ -37,6 +37,7 @@ def probe(
     labels_per_class: Annotated[
         int, typer.Option("--labels-per-class", "-n", help="For the few-label prototypes.")
     ] = 4,
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or auto (faster, a little less exact).")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -52,7 +53,7 @@ def probe(
     with Display() as display:
         result = measure(
             data, root=root, backbone=backbone, weights=weights, image_size=image_size, device=target,
-            labels_per_class=labels_per_class, precision=resolve_precision("auto", target), progress=display.update,
+            labels_per_class=labels_per_class, precision=resolve_precision(precision, target), progress=display.update,
         )  # fmt: skip
     if json_:
         import json
