@@ -24,12 +24,11 @@ from finessl.data.ops import upload
 from finessl.errors import FinesslError
 from finessl.models.backbones import create_backbone
 from finessl.models.build import build_network
-from finessl.models.encoder import freeze_dtype
 from finessl.models.network import Network
 from finessl.recipe import Choice
 from finessl.training.acceleration import compile_encoder
 from finessl.training.rundir import write_atomically, writing
-from finessl.training.step import DTYPES, autocast, resolve_precision
+from finessl.training.step import DTYPES, autocast, resolve_precision, store_frozen
 
 if TYPE_CHECKING:
     from finessl.training.experiment import Experiment
@@ -106,7 +105,7 @@ def load(
     network.to(target).eval()
     if precision is None:
         precision = description.get("precision", "auto")
-        precision = "auto" if precision == "fp16" and target.type == "cpu" else precision
+        precision = "auto" if precision in ("fp16", "fp8") and target.type == "cpu" else precision
     return Classifier(network, description, target, precision)
 
 
@@ -120,8 +119,7 @@ class Classifier:
         self.classes: list[str] = description["classes"]
         self.image_size: int = description["image_size"]
         self.precision = resolve_precision(precision, device)
-        if self.precision != "fp32":
-            freeze_dtype(network.encoder, DTYPES[self.precision])
+        store_frozen(network.encoder, self.precision)
         self.compiled = False
 
     def __repr__(self) -> str:

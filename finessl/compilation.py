@@ -7,6 +7,7 @@ compiling takes seconds that only a long run repays.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,16 @@ def fuse() -> None:
     """From now on `fused` functions are compiled for tensors on a GPU."""
     global fusing
     fusing = True
+
+
+def start_compilers() -> None:
+    """Start the processes that compile kernels; data and weights are read meanwhile. They need some seconds, and until
+    they are there PyTorch compiles one kernel after the other."""
+    with contextlib.suppress(Exception):  # a way into PyTorch that it does not promise, and only time to win
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.warm_pool()
+        AsyncCompile.use_process_pool()
 
 
 def compiled(plain: Callable[..., Any], *, dynamic: bool | None = False) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone, create_backbone
 from finessl.training.evaluate import encode
+from finessl.training.step import store_frozen
 
 Progress = Callable[[str, int, int], None]
 
@@ -53,7 +54,8 @@ def probe(
     if dataset.test is None or dataset.test_labels is None:
         raise FinesslError(f"{data} has no test images; a probe needs train and test.")
     model = create_backbone(backbone, weights=weights, image_size=image_size)
-    model.encoder.to(device).eval()
+    model.encoder.to(device).eval().requires_grad_(False)
+    store_frozen(model.encoder, precision)
     train, test = (
         F.normalize(encode_part(dataset, part, model, device, precision, cache_dir, progress), dim=1)
         for part in ("train", "test")

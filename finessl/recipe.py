@@ -65,7 +65,7 @@ class TrainRecipe:
     schedule: Literal["cosine", "cosine-epoch", "constant"] = "cosine"  # the released code steps once per epoch
     warmup: int = 0  # steps of linear warm-up
     clip_norm: float | None = None  # largest gradient norm
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # auto: bf16 where the chip multiplies it
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"  # auto: bf16 where the chip multiplies it
     cache_features: int = 0  # draws of each view whose features are computed once (tuning linear); 0: new views always
 
 

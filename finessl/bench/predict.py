@@ -40,16 +40,15 @@ def bench_predict(
         "std": list(experiment.std),
     }
     classifier = Classifier(network, description, device, recipe.train.precision)
-    dtype = DTYPES[classifier.precision]
+    dtype = DTYPES[classifier.precision]  # bf16 for fp8: the rate that both are measured against
+    products = str(dtype).removeprefix("torch.")
     limit = matmul_rate(device, dtype) / encoder_flops(experiment.backbone.encoder)  # images/s
     rows = []
 
     def encoder(part: str) -> None:
         rate = encoder_rate(network.encoder, classifier.precision, experiment.image_size, batch, device, repeats)
         known = math.isfinite(limit)  # the products are counted for transformers only
-        rows.append(
-            Rate(part, rate, f"matrix products alone, {classifier.precision}", limit) if known else Rate(part, rate)
-        )
+        rows.append(Rate(part, rate, f"{products} matrix products alone", limit) if known else Rate(part, rate))
 
     encoder("encoder")
     if images:

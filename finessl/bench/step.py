@@ -16,14 +16,14 @@ from finessl.bench.timing import matmul_rate, peak_memory, reset_memory, synchro
 from finessl.data.dataset import Dataset
 from finessl.data.images import ArrayImages
 from finessl.data.loader import Prefetcher
-from finessl.models.encoder import Encoder, freeze_dtype
+from finessl.models.encoder import Encoder
 from finessl.models.vit import ViTEncoder
 from finessl.recipe import Recipe
 from finessl.training.acceleration import accelerate
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.distributed import Processes
 from finessl.training.experiment import Experiment, prepare
-from finessl.training.step import DTYPES, TrainingStep, resolve_precision
+from finessl.training.step import DTYPES, TrainingStep, resolve_precision, store_frozen
 
 PARTS = ("data", "weak forward", "forward", "method", "diagnostics", "backward", "update")
 
@@ -78,8 +78,7 @@ def bench_step(
     experiment = prepare(recipe, None, device, dataset=synthetic(classes, source_size))
     precision = resolve_precision(recipe.train.precision, device)
     network = experiment.network.train()
-    if precision != "fp32":
-        freeze_dtype(network.encoder, DTYPES[precision])
+    store_frozen(network.encoder, precision)
     reset_memory(device)
     diagnostics = Diagnostics(experiment.method, hidden_truth(experiment), device)
     plain = TrainingStep(

@@ -69,6 +69,8 @@ def embed_patches(embed: nn.Module, images: Tensor) -> Tensor:
 
 def project(linear: nn.Module, x: Tensor, rows: slice) -> Tensor:
     """The outputs `rows` of a linear layer, or of one that a strategy has wrapped (see tuning/)."""
+    if rows == slice(None):
+        return linear(x)
     if isinstance(linear, nn.Linear):
         return F.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
     return linear(x, rows)

@@ -89,10 +89,10 @@ def data_lacks(source: str, root: str | None, options: tuple[tuple[str, Any], ..
 
 @functools.cache
 def weights_lack(backbone: str, weights: str | None) -> str | None:
-    from finessl.models.backbones import hub_lacks
-
     if weights is not None:
         return None if Path(weights).is_file() else f"weights of {backbone}: there is no file {weights}"
+    from finessl.models.backbones import hub_lacks  # loads timm
+
     if hub_lacks(backbone):
         return f"weights of {backbone}: the hub cannot be reached; give --weights {backbone}=FILE"
     return None

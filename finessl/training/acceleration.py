@@ -16,9 +16,9 @@ from torch import Tensor
 from finessl.compilation import compiled, fuse
 from finessl.data.loader import Views
 from finessl.errors import FinesslError
-from finessl.methods.base import Result
+from finessl.methods.base import Result, View
 from finessl.models.encoder import Encoder
-from finessl.training.step import TrainingStep
+from finessl.training.step import TrainingStep, autocast
 
 VARIANTS = 64  # of a block: for each batch size, with and without gradient, the last block, the first ...
 
@@ -116,10 +116,51 @@ class RecordedStep:
         self.start_over(None)
 
 
+class RecordedForward:
+    """A network's answer to images, without gradient, as a CUDA graph for the batch of the weak views, which the
+    encoder has been compiled for. Its parameters may change from call to call, their places may not."""
+
+    def __init__(self, step: TrainingStep, rows: int) -> None:
+        self.network, self.device, self.precision, self.rows = step.network, step.device, step.precision, rows
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, images: Tensor) -> View:
+        if self.graph is None:
+            self.record(images)
+        assert self.graph is not None
+        self.images.copy_(images)
+        self.graph.replay()
+        return View(self.view.logits.clone(), None if self.view.aux is None else self.view.aux.clone())
+
+    def record(self, images: Tensor) -> None:
+        self.images = images.clone()
+        here, stream = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # compiles and takes what memory it needs
+                self.compute()
+        here.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        torch.clear_autocast_cache()  # parameters are to be cast at every replay, not taken as they were before
+        with torch.cuda.graph(graph, stream=stream):
+            self.view = self.compute()
+        torch.clear_autocast_cache()
+        self.graph = graph
+
+    def compute(self) -> View:
+        with torch.no_grad(), autocast(self.device, self.precision):
+            return self.network(self.images)
+
+
+def compiles(compile: bool | None, device: torch.device, steps: int) -> bool:
+    """`compile` None: on a GPU, for runs long enough to repay it."""
+    return compile or (compile is None and device.type == "cuda" and steps >= 200)
+
+
 def accelerate(step: TrainingStep, *, compile: bool | None, steps: int) -> TrainingStep | RecordedStep:
-    """`step` as fast as it gets. `compile` None: on a GPU, for runs long enough to repay it."""
+    """`step` as fast as it gets."""
     gpu = step.device.type == "cuda"
-    if not (compile or (compile is None and gpu and steps >= 200)):
+    if not compiles(compile, step.device, steps):
         return step
     compile_encoder(step.network.encoder)
     if step.processes.world > 1:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finessl.methods.base import Batch, Method, Outputs, Result
+from finessl.methods.base import Batch, Method, Outputs, Result, View
 from finessl.models.backbones import create_backbone
 from finessl.training.evaluate import encode
 from finessl.training.experiment import Experiment
@@ -122,6 +122,8 @@ class Diagnostics:
 def look_back(
     folder: Path,
     experiment: Experiment,
+    answer: Callable[[Tensor], View],
+    rows: int = 0,
     *,
     precision: str = "fp32",
     progress: Callable[[str, int, int], None] = lambda label, done, total: None,
@@ -135,7 +137,7 @@ def look_back(
     classes, device = len(split.classes), experiment.device
 
     def both_heads(pixels: Tensor) -> Tensor:
-        view = network(pixels)
+        view = answer(pixels)
         return torch.cat([view.logits] if view.aux is None else [view.logits, view.aux], 1)
 
     def over(function: Callable[[Tensor], Tensor], indices: np.ndarray, label: str, **more: Any) -> Tensor:
@@ -147,7 +149,7 @@ def look_back(
 
     if len(chosen):
         network.eval()
-        main, *aux = over(both_heads, images, "labeling unlabeled images").split(classes, 1)
+        main, *aux = over(both_heads, images, "labeling unlabeled images", rows=rows).split(classes, 1)
         confidence, label = main.softmax(1).max(1)
         saved = {"index": images, "label": label, "confidence": confidence, "truth": hidden_truth(experiment)[chosen]}
         if aux:

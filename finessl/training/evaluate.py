@@ -25,22 +25,27 @@ def encode(
     precision: str = "fp32",
     indices: np.ndarray | None = None,
     batch: int = 0,
+    rows: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """`function` of the evaluation views (no augmentation) of the images at `indices` (all by default), as float32."""
+    """`function` of the evaluation views (no augmentation) of the images at `indices` (all by default), as float32.
+
+    `batch` views are made at a time, and `function` gets exactly `rows` of them (0: the whole batch) at every call."""
     batch = batch or (512 if device.type == "cuda" else 64)
     indices = np.arange(len(store)) if indices is None else indices
+    rows = rows or min(batch, max(len(indices), 1))
+    batch = max(batch // rows, 1) * rows
     results = []
     for start in range(0, len(indices), batch):
-        rows = indices[start : start + batch]
-        full = np.concatenate([rows, np.repeat(rows[-1:], batch - len(rows))]) if len(indices) > batch else rows
+        wanted = indices[start : start + batch]
+        full = np.concatenate([wanted, np.repeat(wanted[-1:], -len(wanted) % rows)])
         pixels, _ = store.fetch(full, device)
         images = normalise(evaluation_view(pixels, store.sizes[full], size), mean, std, DTYPES[precision])
         with autocast(device, precision):
-            answer = function(images)
-        results.append(answer[: len(rows)].float())
+            answer = torch.cat([function(part) for part in images.split(rows)])
+        results.append(answer[: len(wanted)].float())
         if progress is not None:
-            progress(start + len(rows), len(indices))
+            progress(start + len(wanted), len(indices))
     return torch.cat(results)
 
 

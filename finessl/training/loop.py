@@ -11,7 +11,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,16 @@ from torch import Tensor
 
 import finessl
 from finessl.classifier import export_classifier
+from finessl.compilation import start_compilers
 from finessl.data.dataset import Dataset
 from finessl.data.loader import Prefetcher
 from finessl.data.sampler import DROPOUT, generator
 from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
-from finessl.methods.base import Result
-from finessl.models.encoder import freeze_dtype
+from finessl.methods.base import Result, View
 from finessl.recipe import Recipe, TrainRecipe
 from finessl.training import checkpoint
-from finessl.training.acceleration import accelerate
+from finessl.training.acceleration import RecordedForward, RecordedStep, accelerate, compiles
 from finessl.training.cached import CachedLoader
 from finessl.training.diagnostics import Diagnostics, hidden_truth, look_back
 from finessl.training.distributed import Processes, processes
@@ -39,7 +39,7 @@ from finessl.training.evaluate import accuracy, encode
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.progress import Display
 from finessl.training.rundir import MetricsLog, RunDirectory, git_revision
-from finessl.training.step import DTYPES, TrainingStep, all_finite, lr_factor, resolve_precision
+from finessl.training.step import DTYPES, TrainingStep, all_finite, lr_factor, resolve_precision, store_frozen
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,8 @@ class Training:
         self.recipe, self.run, self.settings, self.device = recipe, run, settings, device
         self.team, self.display = team, display
         self.precision = resolve_precision(recipe.train.precision, device)
+        if device.type == "cuda" and compiles(settings.compile, device, recipe.train.steps):
+            start_compilers()
         self.experiment: Experiment = prepare(
             recipe,
             run,
@@ -122,6 +124,11 @@ class Training:
         self.optimizer = self.experiment.optimizer()
         plain = TrainingStep(network, method, self.optimizer, recipe.train, device, self.precision, team)
         self.training_step = accelerate(plain, compile=settings.compile, steps=recipe.train.steps)
+        weak = recipe.train.batch_size * recipe.train.mu if method.weak == "no_grad" else 0
+        self.answer: Callable[[Tensor], View] = network
+        self.rows = 0  # images that it takes at a time; 0: any number
+        if isinstance(self.training_step, RecordedStep) and weak >= 32 and not network.trained_buffers():
+            self.answer, self.rows = RecordedForward(plain, weak), weak
         self.loader = self.experiment.loader(team, DTYPES[self.precision])
         self.prefetcher = Prefetcher(self.loader, recipe.train.steps)
         self.diagnostics = Diagnostics(method, hidden_truth(self.experiment), device)
@@ -135,8 +142,7 @@ class Training:
         self.accuracy: float | None = None
         self.test_logits: Tensor | None = None
         self.resume()
-        if self.precision != "fp32":
-            freeze_dtype(network.encoder, DTYPES[self.precision])
+        store_frozen(network.encoder, self.precision)
         if isinstance(self.loader, CachedLoader):
             self.loader.fill(network, recipe.train.cache_features, self.precision, display.update)
 
@@ -265,7 +271,7 @@ class Training:
         experiment, network = self.experiment, self.experiment.network
         network.eval()
         logits = encode(
-            lambda images: network(images).logits,
+            lambda images: self.answer(images).logits,
             store,
             size=experiment.image_size,
             mean=experiment.mean,
@@ -273,6 +279,7 @@ class Training:
             device=self.device,
             precision=self.precision,
             indices=indices,
+            rows=self.rows,
             progress=lambda done, total: self.display.update(label, done, total),
         )
         network.train()
@@ -361,7 +368,9 @@ class Training:
                 labels=experiment.test_labels,
                 index=experiment.test_index,
             )
-        look_back(self.run.path, experiment, precision=self.precision, progress=self.display.update)
+        look_back(
+            self.run.path, experiment, self.answer, self.rows, precision=self.precision, progress=self.display.update
+        )
         trained, total = experiment.network.count()
         meta = {
             "finished": True,

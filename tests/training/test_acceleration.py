@@ -7,19 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from finessl.bench.step import synthetic
 from finessl.data.loader import Prefetcher
+from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
 from finessl.methods import METHODS
 from finessl.recipe import Recipe
-from finessl.training.acceleration import RecordedStep, accelerate, compile_encoder
+from finessl.training.acceleration import RecordedForward, RecordedStep, accelerate, compile_encoder
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.distributed import Processes
+from finessl.training.evaluate import encode
 from finessl.training.experiment import Experiment, prepare
-from finessl.training.step import TrainingStep, make_optimizer
+from finessl.training.step import TrainingStep, autocast, make_optimizer
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -150,3 +153,38 @@ def test_a_step_that_cannot_be_recorded_says_what_to_do(monkeypatch: pytest.Monk
     with pytest.raises(FinesslError, match=r"stream is capturing\. .*--no-compile"):
         RecordedStep(step)(0, experiment.loader(Processes()).load(0))
     assert step.beside is None
+
+
+@gpu
+@pytest.mark.parametrize("tuning", ["vpt-deep", "lora", "full"])
+def test_recorded_answers_follow_the_parameters(tuning: str) -> None:
+    torch._dynamo.reset()
+    _, step = set_up("cuda", **{"tuning.name": tuning, "train.precision": "bf16"})
+    forward, images = RecordedForward(step, 8), torch.randn(8, 3, 32, 32, device="cuda", dtype=torch.bfloat16)
+    for _ in range(3):
+        with torch.no_grad(), autocast(step.device, "bf16"):
+            expected = step.network(images)
+            given = forward(images)
+        torch.testing.assert_close(given.logits, expected.logits)
+        torch.testing.assert_close(given.aux, expected.aux)
+        with torch.no_grad():
+            for parameter in step.parameters:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        images = torch.randn_like(images)
+
+
+@pytest.mark.parametrize("count", [3, 8, 21])
+def test_a_function_gets_batches_of_one_size(count: int) -> None:
+    store = PixelStore.from_array(np.random.default_rng(0).integers(0, 256, (21, 8, 8, 3), dtype=np.uint8))
+    own: dict[str, Any] = {"size": 8, "mean": (0.5,) * 3, "std": (0.5,) * 3, "device": torch.device("cpu")}
+    sizes: list[int] = []
+
+    def total(images: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(images))
+        return images.sum((2, 3))
+
+    indices = np.arange(21)[::-1][:count].copy()
+    plain = encode(total, store, indices=indices, **own)
+    sizes.clear()
+    torch.testing.assert_close(encode(total, store, indices=indices, batch=16, rows=8, **own), plain)
+    assert set(sizes) == {8} and len(sizes) == -(-count // 8) and plain.shape == (count, 3)

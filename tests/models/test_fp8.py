@@ -1,0 +1,89 @@
+"""Frozen layers in fp8: their rounding, their gradients, and which layers they take the place of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from finessl.errors import FinesslError
+from finessl.models.fp8 import Fp8Linear, multiplies_fp8, round_to_fp8
+from finessl.models.tuning import create
+from finessl.models.vit import ViTEncoder
+from finessl.training import step
+from finessl.training.step import resolve_precision, store_frozen
+
+Make = Callable[..., ViTEncoder]
+pytestmark = pytest.mark.skipif(not multiplies_fp8(torch.device("cpu")), reason="this PyTorch has no fp8 on the CPU")
+
+
+def e4m3(x: Tensor) -> Tensor:
+    """The nearest number with 3 bits of mantissa and exponents from −6 to 8, ties to even; worked out in float64."""
+    x = x.double()
+    unit = torch.exp2(torch.clamp(torch.floor(torch.log2(x.abs().clamp_min(1e-30))), min=-6) - 3)
+    return (torch.round(x / unit) * unit).clamp(-448, 448)
+
+
+def frozen(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(inputs)
+    return nn.Linear(inputs, outputs, bias).requires_grad_(False).bfloat16()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_product_of_rounded_numbers(bias: bool) -> None:
+    linear = frozen(48, 32, bias)
+    x = torch.randn(3, 5, 48) * torch.logspace(-4, 3, 48)  # also below and above what e4m3 can hold
+    scale = linear.weight.double().abs().max() / 448
+    expected = e4m3(x.bfloat16()) @ (e4m3(linear.weight.double() / scale) * scale).T
+    expected = expected + (linear.bias.double() if bias else 0)
+    y = Fp8Linear(linear)(x.bfloat16())
+    assert y.dtype is torch.bfloat16 and y.shape == (3, 5, 32)
+    torch.testing.assert_close(y.double(), expected, rtol=2**-7, atol=1e-2)
+
+
+def test_gradients_are_those_of_the_weights_as_they_are() -> None:
+    linear, x = frozen(32, 16), torch.randn(2, 3, 32).bfloat16().requires_grad_()
+    weights = torch.randn(2, 3, 16).bfloat16()
+    (expected,) = torch.autograd.grad(linear(x), [x], weights)
+    (gradient,) = torch.autograd.grad(Fp8Linear(linear)(x), [x], weights)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize(
+    "tuning", ["vpt-deep", "lora", "adapter+adaptformer", "ssf", "bitfit", "norm", "full", "lp-ft"]
+)
+def test_only_frozen_layers_are_rounded(make_vit: Make, kind: str, images: Tensor, tuning: str) -> None:
+    encoder, images = make_vit(kind).float(), images.float()
+    create(tuning).apply(encoder, torch.Generator().manual_seed(0))
+    names, trains = dict(encoder.named_parameters()), {n for n, p in encoder.named_parameters() if p.requires_grad}
+    expected = encoder(images)
+    store_frozen(encoder, "fp8")
+    assert dict(encoder.named_parameters()).keys() == names.keys()  # and no buffer for a checkpoint to miss
+    assert not [key for key in encoder.state_dict() if key.endswith(("rounded", "scale")) and key not in names]
+    for module in encoder.modules():
+        if isinstance(module, Fp8Linear):
+            assert not module.weight.requires_grad and module.weight.dtype is torch.bfloat16
+        elif isinstance(module, nn.Linear) and not any(p.requires_grad for p in module.parameters()):
+            assert module.in_features % 16 or module.out_features % 16
+    rounded = sum(isinstance(module, Fp8Linear) for module in encoder.modules())
+    assert (rounded > 0) is (tuning not in ("bitfit", "full", "lp-ft"))
+    with torch.autocast("cpu", torch.bfloat16):
+        features = encoder(images)
+        features.float().square().sum().backward()
+    assert (features.float() - expected).norm() < 0.1 * expected.norm()
+    assert {n for n, p in encoder.named_parameters() if p.grad is not None} == trains
+
+
+def test_what_cannot_multiply_them_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_precision("fp8", torch.device("cpu")) == "fp8"
+    monkeypatch.setattr(step, "multiplies_fp8", lambda device: False)
+    with pytest.raises(FinesslError, match="fp8: cpu cannot multiply .* choose auto"):
+        resolve_precision("fp8", torch.device("cpu"))
+
+
+def test_odd_layers_stay(make_vit: Make) -> None:
+    model = nn.Sequential(frozen(24, 32), frozen(32, 16), nn.Linear(16, 16))
+    round_to_fp8(model)
+    assert [type(module) is Fp8Linear for module in model] == [False, True, False]
