@@ -53,12 +53,17 @@ def compiled(plain: Callable[..., Any], *, dynamic: bool | None = False) -> Call
 
 
 def fused(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`plain`, whose first argument is a tensor. Sizes that have been seen to change are left open, the others are
-    constants of the kernel, which divides by them several times for each pixel."""
+    """`plain`, whose first argument is a batch. How many it holds is left open from the start, the other sizes are
+    constants of the kernel, which divides by them several times for each pixel, until they are seen to change."""
     fast = functools.cache(lambda: compiled(plain, dynamic=None))
 
     @functools.wraps(plain)
     def run(*arguments: Any) -> Any:
-        return fast()(*arguments) if fusing and arguments[0].is_cuda else plain(*arguments)
+        if not (fusing and arguments[0].is_cuda):
+            return plain(*arguments)
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor) and len(argument) == len(arguments[0]):
+                torch._dynamo.maybe_mark_dynamic(argument, 0)
+        return fast()(*arguments)
 
     return run

@@ -165,8 +165,7 @@ def accelerate(step: TrainingStep, *, compile: bool | None, steps: int) -> Train
     compile_encoder(step.network.encoder)
     if step.processes.world > 1:
         return step
-    for owner, name in ((step.network, "classify"), (step, "judge")):  # some hundred operations on few numbers
-        setattr(owner, name, compiled(getattr(owner, name)))
+    step.judge = compiled(step.judge)  # type: ignore[method-assign]  # some hundred operations on few numbers
     # not recorded: a scaled loss (its scale is decided by the host) and parts that are recomputed (PyTorch asks for the
     # state of the random numbers, which it may not while recording)
     recordable = gpu and step.precision != "fp16" and not step.network.encoder.checkpointing

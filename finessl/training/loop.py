@@ -92,6 +92,21 @@ def evaluation_steps(train: TrainRecipe) -> int:
     return train.epoch_steps * math.ceil(epochs / 10)
 
 
+class Fetched:
+    """Numbers on their way from the device."""
+
+    def __init__(self, step: int, values: Tensor) -> None:
+        self.step, self.arrived = step, None
+        self.host = torch.empty_like(values, device="cpu", pin_memory=values.is_cuda).copy_(values, non_blocking=True)
+        if values.is_cuda:
+            self.arrived = torch.cuda.current_stream(values.device).record_event()
+
+    def values(self) -> list[float]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.host.tolist()
+
+
 class Training:
     """The state of one run, between its steps."""
 
@@ -137,6 +152,7 @@ class Training:
         self.names: list[str] = []
         self.totals: Tensor | None = None  # sums of the statistics since the last line of metrics
         self.totalled = 0
+        self.fetched: Fetched | None = None
         self.latest: dict[str, float] = {}
         self.metrics_size = 0
         self.accuracy: float | None = None
@@ -165,11 +181,12 @@ class Training:
                 result = self.training_step(self.step, views)
                 self.step += 1
                 self.prefetcher.prepare(self.step)
+                self.write_metrics()
                 self.record(result)
 
                 # once in a while: a line of metrics, an evaluation, a checkpoint
                 if self.step % settings.log_every == 0 or self.step == train.steps:
-                    self.write_metrics()
+                    self.fetch_metrics()
                 if self.step % train.epoch_steps == 0 or self.step == train.steps:
                     self.write_diagnostics()
                 if (eval_every and self.step % eval_every == 0) or self.step == train.steps:
@@ -244,12 +261,21 @@ class Training:
         self.totals += values
         self.totalled += 1
 
-    def write_metrics(self) -> None:
-        """The means since the last line (the one place of the loop that waits for the device)."""
+    def fetch_metrics(self) -> None:
+        """Send for the means since the last line. They are written once the next step has been launched, so that the
+        device has something to do while the host waits for them."""
         assert self.totals is not None
-        row = dict(zip(self.names, (self.totals / self.totalled).tolist(), strict=True))
+        self.write_metrics()
+        self.fetched = Fetched(self.step, self.totals / self.totalled)
         self.totals.zero_()
         self.totalled = 0
+
+    def write_metrics(self) -> None:
+        """The line that was sent for, if any (the one place of the loop that waits for the device)."""
+        if self.fetched is None:
+            return
+        step, row = self.fetched.step, dict(zip(self.names, self.fetched.values(), strict=True))
+        self.fetched = None
         if not math.isfinite(row["loss"]):
             raise self.not_finite()
         known, correct = row.pop("pseudo_known", 0.0), row.pop("pseudo_correct", 0.0)
@@ -257,11 +283,12 @@ class Training:
             row["pseudo_accuracy"] = correct / known
         self.latest = row
         if self.log:
-            phase = self.experiment.method.phase(self.step - 1)
-            lr = self.recipe.train.lr * lr_factor(self.recipe.train, self.step - 1, phase)
-            self.log.write({"kind": "train", "step": self.step, "lr": lr, **row})
+            phase = self.experiment.method.phase(step - 1)
+            lr = self.recipe.train.lr * lr_factor(self.recipe.train, step - 1, phase)
+            self.log.write({"kind": "train", "step": step, "lr": lr, **row})
 
     def write_diagnostics(self) -> None:
+        self.write_metrics()
         line = self.diagnostics.take(self.step)
         if self.log and line:
             self.log.write(line)
@@ -287,6 +314,7 @@ class Training:
 
     def evaluate(self) -> None:
         experiment = self.experiment
+        self.write_metrics()
         if experiment.test_store is None or self.log is None:
             return
         self.test_logits = self.predict(experiment.test_store, experiment.test_index).cpu()
@@ -319,6 +347,7 @@ class Training:
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
+        self.write_metrics()
         if self.log is None:
             return
         trained = self.experiment.network.trained_tensors()

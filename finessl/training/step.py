@@ -146,21 +146,25 @@ class TrainingStep:
         """The network has been made anew: so must be what the optimizer remembers."""
         self.optimizer.state.clear()
 
-    def forward_weak(self, views: Views) -> View | None:
-        """Predictions for the weak views, where the method does not learn from them."""
+    def forward_weak(self, views: Views) -> Tensor | None:
+        """Features of the weak views, where the method does not learn from them."""
         if views.weak is None:
             return None
         with torch.no_grad(), autocast(self.device, self.precision):
-            return self.network(views.weak)
+            return self.network.features(views.weak)
 
-    def forward_trained(self, views: Views) -> View:
-        """All views with gradient in one pass."""
+    def forward_trained(self, views: Views) -> Tensor:
+        """Features of all views with gradient, in one pass."""
         with autocast(self.device, self.precision):
-            return self.network(views.trained)
+            return self.network.features(views.trained)
 
-    def judge(self, views: Views, weak: View | None, trained: View) -> Result:
-        """The method's loss on the global batch."""
-        labeled, *others = split_rows(trained, views.counts)
+    def judge(self, views: Views, weak_features: Tensor | None, trained_features: Tensor) -> Result:
+        """The heads' answers, and the method's loss on the global batch."""
+        weak: View | None = None
+        if weak_features is not None:
+            with torch.no_grad():
+                weak = self.network.classify(weak_features)
+        labeled, *others = split_rows(self.network.classify(trained_features), views.counts)
         if self.method.weak == "grad" and others:
             weak = others.pop(0)
         strong = others[0] if others else None
