@@ -24,6 +24,7 @@ from finessl.data.ops import upload
 from finessl.errors import FinesslError
 from finessl.models.backbones import create_backbone
 from finessl.models.build import build_network
+from finessl.models.fp8 import multiplies_fp8
 from finessl.models.network import Network
 from finessl.recipe import Choice
 from finessl.training.acceleration import compile_encoder
@@ -68,7 +69,8 @@ def load(
     run: str | Path, *, weights: str | Path | None = None, device: str = "auto", precision: str | None = None
 ) -> Classifier:
     """The classifier of a finished run (or of its classifier/ folder). `weights`: the backbone's file, if it moved.
-    `precision`: fp32, bf16, or auto (bf16 where the chip multiplies it); as the run had it by default."""
+    `precision`: fp32, bf16, fp16, fp8 or auto (bf16 where the chip multiplies it); by default as the run had it, where
+    the device can."""
     from finessl.training.loop import resolve_device
 
     folder = Path(run)
@@ -105,7 +107,8 @@ def load(
     network.to(target).eval()
     if precision is None:
         precision = description.get("precision", "auto")
-        precision = "auto" if precision in ("fp16", "fp8") and target.type == "cpu" else precision
+        if target.type == "cpu" or (precision == "fp8" and not multiplies_fp8(target)):
+            precision = "auto" if precision in ("fp16", "fp8") else precision
     return Classifier(network, description, target, precision)
 
 

@@ -37,7 +37,7 @@ def probe(
     labels_per_class: Annotated[
         int, typer.Option("--labels-per-class", "-n", help="For the few-label prototypes.")
     ] = 4,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or auto (faster, a little less exact).")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32; bf16, fp8 or auto: faster, less exact.")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

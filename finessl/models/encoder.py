@@ -23,8 +23,9 @@ class Encoder(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Encoder:
-        super().train(mode)
-        self.model.eval()
+        self.training = mode
+        for child in self.children():  # the model never passes through training mode: some keep tables in eval mode
+            child.train(mode and child is not self.model)
         for module in self.live:
             module.train(mode)
         return self

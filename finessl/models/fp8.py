@@ -20,10 +20,11 @@ DIVISOR = 16  # of both sides of a matrix that torch._scaled_mm takes
 
 def multiplies_fp8(device: torch.device) -> bool:
     """Has `device` products of fp8 matrices? A GPU of compute capability 8.9 or later; a CPU for tests, slowly."""
-    x, one = torch.zeros(DIVISOR, DIVISOR, device=device).to(FP8), torch.ones((), device=device)
+    one = torch.ones((), device=device)
     try:
+        x = torch.zeros(DIVISOR, DIVISOR, device=device).to(FP8)
         torch._scaled_mm(x, x.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-    except (RuntimeError, ValueError, NotImplementedError):
+    except (RuntimeError, ValueError, TypeError):
         return False
     return True
 
@@ -34,7 +35,7 @@ class Fp8Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Tensor, scale: Tensor) -> Tensor:
         ctx.save_for_backward(weight)
-        rows = x.flatten(0, -2).clamp(-LARGEST, LARGEST).to(FP8)
+        rows = x.flatten(0, -2).clamp(-LARGEST, LARGEST).to(FP8).contiguous()
         bias = None if bias is None else bias.to(torch.bfloat16)
         one = torch.ones_like(scale)
         y = torch._scaled_mm(rows, rounded.t(), one, scale, bias, out_dtype=torch.bfloat16, use_fast_accum=True)
@@ -56,7 +57,7 @@ class Fp8Linear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
         weight = linear.weight.detach().float()
-        scale = weight.abs().amax() / LARGEST
+        scale = weight.abs().amax().clamp_min(1e-12) / LARGEST
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("rounded", (weight / scale).to(FP8), persistent=False)
 
@@ -65,8 +66,18 @@ class Fp8Linear(nn.Linear):
 
 
 def round_to_fp8(encoder: nn.Module) -> None:
-    """Put Fp8Linear in the place of every linear layer that is frozen. Run the encoder under autocast of bf16."""
+    """Put Fp8Linear in the place of every linear layer that is frozen. Run the encoder under autocast of bf16. Its layers
+    must follow norms or activations, as in the blocks of a ViTEncoder."""
     for name, module in list(encoder.named_modules()):
         frozen = type(module) is nn.Linear and not any(p.requires_grad for p in module.parameters())
         if frozen and module.in_features % DIVISOR == 0 and module.out_features % DIVISOR == 0:
             encoder.set_submodule(name, Fp8Linear(module))
+
+
+def plain_linears(encoder: nn.Module) -> None:
+    """The opposite: plain layers with the same weights."""
+    for name, module in list(encoder.named_modules()):
+        if isinstance(module, Fp8Linear):
+            linear = nn.Linear(module.in_features, module.out_features, device="meta")
+            linear.weight, linear.bias = module.weight, module.bias
+            encoder.set_submodule(name, linear)

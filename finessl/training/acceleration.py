@@ -7,6 +7,8 @@ the method's schedule) is written into fixed places on the device before.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,19 @@ def compile_encoder(encoder: Encoder) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
     encoder.accelerate(compiled)
     fuse()
+
+
+@contextlib.contextmanager
+def recording(what: str) -> Iterator[None]:
+    """Says what to do where it fails. (CUDA does not promise to be usable afterwards.)"""
+    try:
+        yield
+    except RuntimeError as error:
+        raise FinesslError(
+            f"{what} cannot be recorded as a CUDA graph: {str(error).splitlines()[0]}. A method or tuning "
+            "that waits for the device (.item(), a boolean mask) or too little memory may be why; the same command "
+            "with --no-compile goes on without, from the last checkpoint."
+        ) from error
 
 
 class RecordedStep:
@@ -90,14 +105,8 @@ class RecordedStep:
         try:
             if not self.plain.network.trained_buffers():  # BatchNorm statistics: the passes move them in turn
                 self.plain.beside = torch.cuda.Stream(self.plain.device, priority=-1)
-            with torch.cuda.graph(graph, stream=self.stream):
+            with recording("the training step"), torch.cuda.graph(graph, stream=self.stream):
                 self.result = self.plain.compute(self.views)
-        except RuntimeError as error:  # CUDA does not promise to be usable after a recording that failed
-            raise FinesslError(
-                f"the training step cannot be recorded as a CUDA graph: {str(error).splitlines()[0]}. A method or tuning "
-                "that waits for the device (.item(), a boolean mask) or too little memory may be why; the same command "
-                "with --no-compile goes on without, from the last checkpoint."
-            ) from error
         finally:
             self.plain.beside = None
         self.graph = graph
@@ -117,8 +126,8 @@ class RecordedStep:
 
 
 class RecordedForward:
-    """A network's answer to images, without gradient, as a CUDA graph for the batch of the weak views, which the
-    encoder has been compiled for. Its parameters may change from call to call, their places may not."""
+    """A network's answer to images, without gradient; its encoder as a CUDA graph for the batch of the weak views, which
+    it has been compiled for. Its parameters may change from call to call, their places may not."""
 
     def __init__(self, step: TrainingStep, rows: int) -> None:
         self.network, self.device, self.precision, self.rows = step.network, step.device, step.precision, rows
@@ -130,7 +139,7 @@ class RecordedForward:
         assert self.graph is not None
         self.images.copy_(images)
         self.graph.replay()
-        return View(self.view.logits.clone(), None if self.view.aux is None else self.view.aux.clone())
+        return self.network.classify(self.features)
 
     def record(self, images: Tensor) -> None:
         self.images = images.clone()
@@ -142,14 +151,14 @@ class RecordedForward:
         here.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         torch.clear_autocast_cache()  # parameters are to be cast at every replay, not taken as they were before
-        with torch.cuda.graph(graph, stream=stream):
-            self.view = self.compute()
+        with recording("evaluation"), torch.cuda.graph(graph, stream=stream):
+            self.features = self.compute()
         torch.clear_autocast_cache()
         self.graph = graph
 
-    def compute(self) -> View:
+    def compute(self) -> Tensor:
         with torch.no_grad(), autocast(self.device, self.precision):
-            return self.network(self.images)
+            return self.network.features(self.images)
 
 
 def compiles(compile: bool | None, device: torch.device, steps: int) -> bool:

@@ -29,6 +29,7 @@ from finessl.data.sampler import DROPOUT, generator
 from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
 from finessl.methods.base import Result, View
+from finessl.models.fp8 import Fp8Linear
 from finessl.recipe import Recipe, TrainRecipe
 from finessl.training import checkpoint
 from finessl.training.acceleration import RecordedForward, RecordedStep, accelerate, compiles
@@ -97,7 +98,8 @@ class Fetched:
 
     def __init__(self, step: int, values: Tensor) -> None:
         self.step, self.arrived = step, None
-        self.host = torch.empty_like(values, device="cpu", pin_memory=values.is_cuda).copy_(values, non_blocking=True)
+        self.host = torch.empty_like(values, device="cpu", pin_memory=values.is_cuda)
+        self.host.copy_(values, non_blocking=values.is_cuda)
         if values.is_cuda:
             self.arrived = torch.cuda.current_stream(values.device).record_event()
 
@@ -219,9 +221,14 @@ class Training:
             f"{len(split.unlabeled):,} unlabeled images, {test}\n"
             f"[bold]{self.recipe.model.backbone}[/bold] at {experiment.image_size} px with {self.recipe.tuning.name}: "
             f"{trained:,} of {total:,} parameters are trained, on {self.device} in {self.precision}"
+            + self.note_rounding()
             + self.note_rates()
             + (f"\nresuming at step {self.step} of {self.recipe.train.steps}" if self.step else "")
         )
+
+    def note_rounding(self) -> str:
+        rounded = any(isinstance(module, Fp8Linear) for module in self.experiment.network.modules())
+        return " (nothing frozen here can be rounded: as bf16)" if self.precision == "fp8" and not rounded else ""
 
     def note_rates(self) -> str:
         """The learning rates, where the backbone has one of its own."""

@@ -16,6 +16,7 @@ from finessl.methods.base import Batch, Method, Outputs, Result, View
 from finessl.models.encoder import Encoder, freeze_dtype
 from finessl.models.fp8 import multiplies_fp8, round_to_fp8
 from finessl.models.network import Network
+from finessl.models.vit import ViTEncoder
 from finessl.recipe import TrainRecipe
 from finessl.training.distributed import Processes
 
@@ -52,7 +53,7 @@ def resolve_precision(precision: str, device: torch.device) -> str:
 
 def store_frozen(encoder: Encoder, precision: str) -> None:
     """Keep the frozen weights as they are computed with, instead of converting them at every step."""
-    if precision == "fp8":
+    if precision == "fp8" and isinstance(encoder, ViTEncoder):
         round_to_fp8(encoder)
     if precision != "fp32":
         freeze_dtype(encoder, DTYPES[precision])

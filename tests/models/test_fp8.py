@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import finessl
+from finessl import classifier
 from finessl.errors import FinesslError
 from finessl.models.fp8 import Fp8Linear, multiplies_fp8, round_to_fp8
 from finessl.models.tuning import create
 from finessl.models.vit import ViTEncoder
-from finessl.training import step
+from finessl.training import loop, step
 from finessl.training.step import resolve_precision, store_frozen
 
 Make = Callable[..., ViTEncoder]
@@ -81,6 +85,43 @@ def test_what_cannot_multiply_them_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(step, "multiplies_fp8", lambda device: False)
     with pytest.raises(FinesslError, match="fp8: cpu cannot multiply .* choose auto"):
         resolve_precision("fp8", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("tuning", ["lora", "ssf", "norm"])
+def test_merging_takes_the_weights_as_they_are(make_vit: Make, kind: str, images: Tensor, tuning: str) -> None:
+    encoder, images = make_vit(kind).float(), images.float()
+    strategy = create(tuning)
+    strategy.apply(encoder, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    expected = encoder(images)
+    store_frozen(encoder, "fp8")
+    strategy.merge(encoder)
+    assert not any(isinstance(module, Fp8Linear) for module in encoder.modules())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (encoder(images).float() - expected).norm() < 0.05 * expected.norm()
+
+
+def test_zeros_stay_zeros() -> None:
+    linear = frozen(16, 16)
+    linear.weight.zero_()
+    assert Fp8Linear(linear)(torch.randn(2, 16).bfloat16()).equal(linear.bias.expand(2, -1))
+
+
+def test_a_classifier_is_loaded_where_fp8_is_not(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finessl.train(
+        shapes, out=tmp_path / "run", labels_per_class=2, backbone="embedded", steps=2, batch_size=2, device="cpu",
+        precision="fp8", quiet=True,
+    )  # fmt: skip
+    assert json.loads((tmp_path / "run" / "meta.json").read_text())["precision"] == "fp8"
+    assert finessl.load(tmp_path / "run", device="cpu", precision="fp8").precision == "fp8"
+    assert finessl.load(tmp_path / "run", device="cpu").precision in ("bf16", "fp32")
+    monkeypatch.setattr(classifier, "multiplies_fp8", lambda device: False)  # an older GPU
+    monkeypatch.setattr(loop, "resolve_device", lambda name: torch.device("meta"))
+    monkeypatch.setattr(classifier, "Classifier", lambda network, description, device, precision: precision)
+    assert finessl.load(tmp_path / "run", device="cuda") == "auto"  # type: ignore[comparison-overlap]
 
 
 def test_odd_layers_stay(make_vit: Make) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
-from finessl.models.encoder import Encoder
+from finessl.models.encoder import Encoder, PlainEncoder
 from finessl.models.network import Network
 from finessl.models.tuning import create
 from finessl.models.vit import ViTEncoder
@@ -126,3 +127,26 @@ def test_bad_input(make_vit: Make) -> None:
         build(make_vit(), head_options={"scal": 3})
     with pytest.raises(FinesslError, match="at least two classes"):
         Network(Backbone(make_vit(), "tiny", 32, 32, (0.5,) * 3, (0.5,) * 3), ["a"])
+
+
+def test_a_frozen_model_never_passes_through_training_mode() -> None:
+    """Some timm models throw tables away there that a recorded step still reads."""
+
+    class Watched(nn.Flatten):
+        modes: ClassVar[list[bool]] = []
+
+        def train(self, mode: bool = True) -> Watched:
+            self.modes.append(mode)
+            return super().train(mode)
+
+    encoder = PlainEncoder(Watched())
+    encoder.output = nn.Dropout()
+    encoder.train()
+    assert encoder.training and encoder.output.training and not encoder.model.training
+    encoder.eval()
+    assert not encoder.training and not encoder.output.training
+    Watched.modes.clear()
+    encoder.train().eval()
+    assert Watched.modes == [False, False]
+    encoder.live = [encoder.model]
+    assert encoder.train().model.training and not encoder.eval().model.training

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
+from finessl.models.fp8 import plain_linears
 from finessl.models.vit import ViTEncoder, unsupported
 
 
@@ -40,6 +41,7 @@ class Tuning:
             raise FinesslError(
                 f"{self.name} is not a change of weights and cannot be merged; lora, ssf, bitfit, norm and full can."
             )
+        plain_linears(encoder)
         for parent in list(encoder.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, Wrapper) and not isinstance(parent, Wrapper):
