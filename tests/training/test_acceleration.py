@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -188,3 +189,42 @@ def test_a_function_gets_batches_of_one_size(count: int) -> None:
     sizes.clear()
     torch.testing.assert_close(encode(total, store, indices=indices, batch=16, rows=8, **own), plain)
     assert set(sizes) == {8} and len(sizes) == -(-count // 8) and plain.shape == (count, 3)
+
+
+def test_heads_are_asked_anew_for_every_recorded_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head may keep what it has worked out until it trains again (CoOp): nothing of it may be part of the graph. With
+    CUDA's part played by stand-ins: a graph that computes again what lay between its beginning and its end."""
+    _, step = set_up("cpu")
+    network, capturing = step.network.eval(), False
+    forward = RecordedForward(step, 8)
+
+    @contextmanager
+    def capture(*arguments: Any, **options: Any) -> Iterator[None]:
+        nonlocal capturing
+        capturing = True
+        yield
+        capturing = False
+
+    class Graph:
+        def replay(self) -> None:
+            forward.features.copy_(forward.compute())
+
+    classify = network.classify
+
+    def outside(features: torch.Tensor) -> Any:
+        assert not capturing
+        return classify(features)
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, stand_in in (
+        ("Stream", lambda device: stream), ("current_stream", lambda device: stream), ("CUDAGraph", Graph),
+        ("graph", capture), ("stream", lambda stream: nullcontext()),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(network, "classify", outside)
+    for _ in range(3):
+        images = torch.randn(8, 3, 32, 32)
+        with torch.no_grad():
+            torch.testing.assert_close(forward(images), network(images))
+            for parameter in step.parameters:
+                parameter.add_(0.1 * torch.randn_like(parameter))
