@@ -28,8 +28,8 @@ from finessl.models.fp8 import multiplies_fp8
 from finessl.models.network import Network
 from finessl.recipe import Choice
 from finessl.training.acceleration import compile_encoder
+from finessl.training.precision import DTYPES, autocast, resolve_precision, store_frozen
 from finessl.training.rundir import write_atomically, writing
-from finessl.training.step import DTYPES, autocast, resolve_precision, store_frozen
 
 if TYPE_CHECKING:
     from finessl.training.experiment import Experiment

@@ -56,7 +56,7 @@ def version_of(package: str) -> str | None:
 def machine() -> list[Finding]:
     import torch
 
-    from finessl.training.step import multiplies_bf16
+    from finessl.training.precision import multiplies_bf16
 
     findings = []
     if torch.cuda.is_available():

@@ -18,7 +18,7 @@ from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone, create_backbone
 from finessl.training.evaluate import encode
-from finessl.training.step import store_frozen
+from finessl.training.precision import store_frozen
 
 Progress = Callable[[str, int, int], None]
 

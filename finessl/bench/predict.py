@@ -23,7 +23,7 @@ from finessl.models.encoder import Encoder
 from finessl.recipe import Recipe
 from finessl.training.acceleration import compile_encoder
 from finessl.training.experiment import prepare
-from finessl.training.step import DTYPES, autocast
+from finessl.training.precision import DTYPES, autocast
 
 
 def bench_predict(

@@ -23,7 +23,8 @@ from finessl.training.acceleration import accelerate
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.distributed import Processes
 from finessl.training.experiment import Experiment, prepare
-from finessl.training.step import DTYPES, TrainingStep, resolve_precision, store_frozen
+from finessl.training.precision import DTYPES, resolve_precision, store_frozen
+from finessl.training.step import TrainingStep
 
 PARTS = ("data", "weak forward", "forward", "method", "diagnostics", "backward", "update")
 

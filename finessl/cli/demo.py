@@ -46,8 +46,8 @@ def probe(
 
     from finessl.probe import probe as measure
     from finessl.training.loop import resolve_device
+    from finessl.training.precision import resolve_precision
     from finessl.training.progress import Display
-    from finessl.training.step import resolve_precision
 
     target = resolve_device(device)
     with Display() as display:

@@ -8,7 +8,7 @@ the method's schedule) is written into fixed places on the device before.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,11 @@ from finessl.data.loader import Views
 from finessl.errors import FinesslError
 from finessl.methods.base import Result, View
 from finessl.models.encoder import Encoder
-from finessl.training.step import TrainingStep, autocast
+from finessl.models.network import Network
+from finessl.training.precision import autocast
+from finessl.training.step import TrainingStep
 
+ENOUGH = 32  # images at a time: with fewer the device is mostly idle
 VARIANTS = 64  # of a block: for each batch size, with and without gradient, the last block, the first ...
 
 
@@ -129,8 +132,8 @@ class RecordedForward:
     """A network's answer to images, without gradient; its encoder as a CUDA graph for the batch of the weak views, which
     it has been compiled for. Its parameters may change from call to call, their places may not."""
 
-    def __init__(self, step: TrainingStep, rows: int) -> None:
-        self.network, self.device, self.precision, self.rows = step.network, step.device, step.precision, rows
+    def __init__(self, step: TrainingStep) -> None:
+        self.network, self.device, self.precision = step.network, step.device, step.precision
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, images: Tensor) -> View:
@@ -159,6 +162,15 @@ class RecordedForward:
     def compute(self) -> Tensor:
         with torch.no_grad(), autocast(self.device, self.precision):
             return self.network.features(self.images)
+
+
+def answering(step: TrainingStep | RecordedStep, network: Network) -> tuple[Callable[[Tensor], View], int]:
+    """What answers images in evaluation, and how many it must be given at a time (0: any number)."""
+    if not isinstance(step, RecordedStep) or network.trained_buffers():
+        return network, 0
+    plain = step.plain
+    weak = plain.train.batch_size * plain.train.mu if plain.method.weak == "no_grad" else 0
+    return (RecordedForward(plain), weak) if weak >= ENOUGH else (network, 0)
 
 
 def compiles(compile: bool | None, device: torch.device, steps: int) -> bool:

@@ -22,7 +22,7 @@ from finessl.data.sampler import CACHE, generator
 from finessl.data.store import free_memory
 from finessl.errors import FinesslError
 from finessl.models.network import Network
-from finessl.training.step import autocast
+from finessl.training.precision import autocast
 
 BATCH = 128  # images encoded at a time; also the unit of the random draws, and so the same on every device
 

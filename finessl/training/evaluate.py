@@ -10,7 +10,7 @@ from torch import Tensor
 
 from finessl.data.augment import evaluation_view, normalise
 from finessl.data.store import PixelStore
-from finessl.training.step import DTYPES, autocast
+from finessl.training.precision import DTYPES, autocast
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,19 +28,20 @@ from finessl.data.loader import Prefetcher
 from finessl.data.sampler import DROPOUT, generator
 from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
-from finessl.methods.base import Result, View
 from finessl.models.fp8 import Fp8Linear
 from finessl.recipe import Recipe, TrainRecipe
 from finessl.training import checkpoint
-from finessl.training.acceleration import RecordedForward, RecordedStep, accelerate, compiles
+from finessl.training.acceleration import accelerate, answering, compiles
+from finessl.training.averages import Averages
 from finessl.training.cached import CachedLoader
 from finessl.training.diagnostics import Diagnostics, hidden_truth, look_back
 from finessl.training.distributed import Processes, processes
 from finessl.training.evaluate import accuracy, encode
 from finessl.training.experiment import Experiment, prepare
+from finessl.training.precision import DTYPES, resolve_precision, store_frozen
 from finessl.training.progress import Display
 from finessl.training.rundir import MetricsLog, RunDirectory, git_revision
-from finessl.training.step import DTYPES, TrainingStep, all_finite, lr_factor, resolve_precision, store_frozen
+from finessl.training.step import TrainingStep, all_finite, lr_factor
 
 
 @dataclass(frozen=True)
@@ -93,22 +94,6 @@ def evaluation_steps(train: TrainRecipe) -> int:
     return train.epoch_steps * math.ceil(epochs / 10)
 
 
-class Fetched:
-    """Numbers on their way from the device."""
-
-    def __init__(self, step: int, values: Tensor) -> None:
-        self.step, self.arrived = step, None
-        self.host = torch.empty_like(values, device="cpu", pin_memory=values.is_cuda)
-        self.host.copy_(values, non_blocking=values.is_cuda)
-        if values.is_cuda:
-            self.arrived = torch.cuda.current_stream(values.device).record_event()
-
-    def values(self) -> list[float]:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.host.tolist()
-
-
 class Training:
     """The state of one run, between its steps."""
 
@@ -141,20 +126,13 @@ class Training:
         self.optimizer = self.experiment.optimizer()
         plain = TrainingStep(network, method, self.optimizer, recipe.train, device, self.precision, team)
         self.training_step = accelerate(plain, compile=settings.compile, steps=recipe.train.steps)
-        weak = recipe.train.batch_size * recipe.train.mu if method.weak == "no_grad" else 0
-        self.answer: Callable[[Tensor], View] = network
-        self.rows = 0  # images that it takes at a time; 0: any number
-        if isinstance(self.training_step, RecordedStep) and weak >= 32 and not network.trained_buffers():
-            self.answer, self.rows = RecordedForward(plain, weak), weak
+        self.answer, self.rows = answering(self.training_step, network)
         self.loader = self.experiment.loader(team, DTYPES[self.precision])
         self.prefetcher = Prefetcher(self.loader, recipe.train.steps)
         self.diagnostics = Diagnostics(method, hidden_truth(self.experiment), device)
         self.step = 0
         self.elapsed = 0.0  # seconds spent in earlier tries
-        self.names: list[str] = []
-        self.totals: Tensor | None = None  # sums of the statistics since the last line of metrics
-        self.totalled = 0
-        self.fetched: Fetched | None = None
+        self.averages = Averages(device)  # since the last line of metrics
         self.latest: dict[str, float] = {}
         self.metrics_size = 0
         self.accuracy: float | None = None
@@ -184,11 +162,11 @@ class Training:
                 self.step += 1
                 self.prefetcher.prepare(self.step)
                 self.write_metrics()
-                self.record(result)
+                self.averages.add(result)
 
                 # once in a while: a line of metrics, an evaluation, a checkpoint
                 if self.step % settings.log_every == 0 or self.step == train.steps:
-                    self.fetch_metrics()
+                    self.averages.send(self.step)
                 if self.step % train.epoch_steps == 0 or self.step == train.steps:
                     self.write_diagnostics()
                 if (eval_every and self.step % eval_every == 0) or self.step == train.steps:
@@ -259,30 +237,12 @@ class Training:
 
     # ---- figures ----------------------------------------------------------------------------------------------------
 
-    def record(self, result: Result) -> None:
-        """Add this step's statistics up on the device; nothing is fetched."""
-        statistics = {"loss": result.loss, **result.statistics}
-        values = torch.stack([value.float() for value in statistics.values()])
-        if self.totals is None or list(statistics) != self.names:
-            self.names, self.totals, self.totalled = list(statistics), torch.zeros_like(values), 0
-        self.totals += values
-        self.totalled += 1
-
-    def fetch_metrics(self) -> None:
-        """Send for the means since the last line. They are written once the next step has been launched, so that the
-        device has something to do while the host waits for them."""
-        assert self.totals is not None
-        self.write_metrics()
-        self.fetched = Fetched(self.step, self.totals / self.totalled)
-        self.totals.zero_()
-        self.totalled = 0
-
     def write_metrics(self) -> None:
-        """The line that was sent for, if any (the one place of the loop that waits for the device)."""
-        if self.fetched is None:
+        """The means that were sent for, if any were (the one place of the loop that waits for the device)."""
+        taken = self.averages.take()
+        if taken is None:
             return
-        step, row = self.fetched.step, dict(zip(self.names, self.fetched.values(), strict=True))
-        self.fetched = None
+        step, row = taken
         if not math.isfinite(row["loss"]):
             raise self.not_finite()
         known, correct = row.pop("pseudo_known", 0.0), row.pop("pseudo_correct", 0.0)
@@ -362,14 +322,12 @@ class Training:
             raise self.not_finite()
         state = {
             "step": self.step,
-            "names": self.names,
-            "totals": None if self.totals is None else self.totals.cpu(),
-            "totalled": self.totalled,
             "accuracy": self.accuracy,
             "latest": self.latest,
             "metrics_size": self.log.sync(),
             "elapsed": self.elapsed + time.monotonic() - self.started,
             "diagnostics": self.diagnostics.state(),
+            **self.averages.state(),
             **self.training_step.state(),
         }
         checkpoint.save(self.run.checkpoints, self.step, trained, state)
@@ -383,9 +341,8 @@ class Training:
         self.training_step.load(state)
         self.diagnostics.load(state["diagnostics"])
         self.step, self.accuracy, self.elapsed = state["step"], state["accuracy"], state["elapsed"]
-        self.latest = state["latest"]
-        self.names, self.totalled, self.metrics_size = state["names"], state["totalled"], state["metrics_size"]
-        self.totals = None if state["totals"] is None else state["totals"].to(self.device)
+        self.latest, self.metrics_size = state["latest"], state["metrics_size"]
+        self.averages.load(state)
         self.use_pool()
 
     def finish(self) -> dict[str, Any]:

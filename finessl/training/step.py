@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -11,59 +10,11 @@ import torch
 from torch import Tensor
 
 from finessl.data.loader import Views
-from finessl.errors import FinesslError
 from finessl.methods.base import Batch, Method, Outputs, Result, View
-from finessl.models.encoder import Encoder, freeze_dtype
-from finessl.models.fp8 import multiplies_fp8, round_to_fp8
 from finessl.models.network import Network
-from finessl.models.vit import ViTEncoder
 from finessl.recipe import TrainRecipe
 from finessl.training.distributed import Processes
-
-DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-    "fp8": torch.bfloat16,
-}  # of numbers kept
-
-
-def multiplies_bf16(device: torch.device) -> bool:
-    """Does the chip have instructions for products of bf16 numbers? (On a CPU, AMX or AVX512-BF16.)"""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
-    asked = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    return device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in asked)
-
-
-def resolve_precision(precision: str, device: torch.device) -> str:
-    if precision == "auto":
-        return "bf16" if multiplies_bf16(device) else "fp32"
-    if precision not in DTYPES:
-        raise FinesslError(f"there is no precision {precision!r}; choose auto, {', '.join(DTYPES)}.")
-    if precision == "fp16" and device.type == "cpu":
-        raise FinesslError("precision fp16 needs a GPU; on the CPU choose fp32 or bf16.")
-    if precision == "fp8" and not multiplies_fp8(device):
-        raise FinesslError(
-            f"precision fp8: {device} cannot multiply such matrices (GPUs of compute capability 8.9 and later can); "
-            "choose auto."
-        )
-    return precision
-
-
-def store_frozen(encoder: Encoder, precision: str) -> None:
-    """Keep the frozen weights as they are computed with, instead of converting them at every step."""
-    if precision == "fp8" and isinstance(encoder, ViTEncoder):
-        round_to_fp8(encoder)
-    if precision != "fp32":
-        freeze_dtype(encoder, DTYPES[precision])
-
-
-def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """Half-precision arithmetic in the encoder; trained parameters, heads and losses stay float32."""
-    if precision == "fp32":
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, DTYPES[precision])
+from finessl.training.precision import autocast
 
 
 def lr_factor(train: TrainRecipe, step: int, phase: tuple[int, int] | None = None) -> float:

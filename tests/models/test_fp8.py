@@ -16,8 +16,8 @@ from finessl.errors import FinesslError
 from finessl.models.fp8 import Fp8Linear, multiplies_fp8, round_to_fp8
 from finessl.models.tuning import create
 from finessl.models.vit import ViTEncoder
-from finessl.training import loop, step
-from finessl.training.step import resolve_precision, store_frozen
+from finessl.training import loop, precision
+from finessl.training.precision import resolve_precision, store_frozen
 
 Make = Callable[..., ViTEncoder]
 pytestmark = pytest.mark.skipif(not multiplies_fp8(torch.device("cpu")), reason="this PyTorch has no fp8 on the CPU")
@@ -82,7 +82,7 @@ def test_only_frozen_layers_are_rounded(make_vit: Make, kind: str, images: Tenso
 
 def test_what_cannot_multiply_them_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_precision("fp8", torch.device("cpu")) == "fp8"
-    monkeypatch.setattr(step, "multiplies_fp8", lambda device: False)
+    monkeypatch.setattr(precision, "multiplies_fp8", lambda device: False)
     with pytest.raises(FinesslError, match="fp8: cpu cannot multiply .* choose auto"):
         resolve_precision("fp8", torch.device("cpu"))
 

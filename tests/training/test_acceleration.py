@@ -18,12 +18,13 @@ from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
 from finessl.methods import METHODS
 from finessl.recipe import Recipe
-from finessl.training.acceleration import RecordedForward, RecordedStep, accelerate, compile_encoder
+from finessl.training.acceleration import RecordedForward, RecordedStep, accelerate, answering, compile_encoder
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.distributed import Processes
 from finessl.training.evaluate import encode
 from finessl.training.experiment import Experiment, prepare
-from finessl.training.step import TrainingStep, autocast, make_optimizer
+from finessl.training.precision import autocast
+from finessl.training.step import TrainingStep, make_optimizer
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -161,7 +162,7 @@ def test_a_step_that_cannot_be_recorded_says_what_to_do(monkeypatch: pytest.Monk
 def test_recorded_answers_follow_the_parameters(tuning: str) -> None:
     torch._dynamo.reset()
     _, step = set_up("cuda", **{"tuning.name": tuning, "train.precision": "bf16"})
-    forward, images = RecordedForward(step, 8), torch.randn(8, 3, 32, 32, device="cuda", dtype=torch.bfloat16)
+    forward, images = RecordedForward(step), torch.randn(8, 3, 32, 32, device="cuda", dtype=torch.bfloat16)
     for _ in range(3):
         with torch.no_grad(), autocast(step.device, "bf16"):
             expected = step.network(images)
@@ -196,7 +197,7 @@ def test_heads_are_asked_anew_for_every_recorded_answer(monkeypatch: pytest.Monk
     CUDA's part played by stand-ins: a graph that computes again what lay between its beginning and its end."""
     _, step = set_up("cpu")
     network, capturing = step.network.eval(), False
-    forward = RecordedForward(step, 8)
+    forward = RecordedForward(step)
 
     @contextmanager
     def capture(*arguments: Any, **options: Any) -> Iterator[None]:
@@ -228,3 +229,16 @@ def test_heads_are_asked_anew_for_every_recorded_answer(monkeypatch: pytest.Monk
             torch.testing.assert_close(forward(images), network(images))
             for parameter in step.parameters:
                 parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize(
+    ("batch", "method", "expected"), [(32, "finessl", 32), (31, "finessl", 0), (32, "pseudo-label", 0)]
+)
+def test_evaluation_takes_the_weak_views_batch(
+    monkeypatch: pytest.MonkeyPatch, batch: int, method: str, expected: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *a, **k: None)
+    experiment, step = set_up("cpu", **{"train.batch_size": batch, "method.name": method})
+    answer, rows = answering(RecordedStep(step), experiment.network)
+    assert rows == expected and isinstance(answer, RecordedForward) is (expected > 0)
+    assert answering(step, experiment.network) == (experiment.network, 0)

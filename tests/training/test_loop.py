@@ -16,8 +16,9 @@ from finessl.training import loop as loop_module
 from finessl.training.acceleration import compile_encoder
 from finessl.training.experiment import prepare
 from finessl.training.loop import Settings, evaluation_steps, train
+from finessl.training.precision import resolve_precision
 from finessl.training.rundir import RunDirectory
-from finessl.training.step import TrainingStep, lr_factor, resolve_precision
+from finessl.training.step import TrainingStep, lr_factor
 
 TINY = {
     "model.backbone": "vit_tiny_patch16_224",
