@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from finessl.errors import FinesslError
-from finessl.registry import convert, nearest
+from finessl.registry import convert, nearest, options_of
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ def section_from(kind: type, section: str, values: Mapping[str, Any]) -> Any:
 
 
 def merge(tree: dict[str, Any], changes: Mapping[str, Any], origin: str) -> None:
-    """Lay `changes` over `tree`, a section at a time. Naming another method (strategy…) drops the old one's options."""
+    """Lay `changes` over `tree`, a section at a time. Naming another method (strategy…) drops the old one's options; of
+    a split's, how many labels a class has stays where the other split takes it too."""
     for section, value in changes.items():
         if section not in tree:
             raise FinesslError(f"{origin}: a recipe has no section {section!r}{nearest(section, tree) or '.'}")
@@ -200,10 +201,17 @@ def merge(tree: dict[str, Any], changes: Mapping[str, Any], origin: str) -> None
             if not isinstance(value, Mapping):
                 raise FinesslError(f"{origin}: {section} is a section; set one of its fields, {section}.… = {value!r}.")
             if "name" in value and value["name"] != tree[section].get("name"):
-                tree[section] = {}
+                tree[section] = label_count(tree[section], value["name"]) if section == "split" else {}
             tree[section] = {**tree[section], **value}
         else:
             tree[section] = value
+
+
+def label_count(split: Mapping[str, Any], other: Any) -> dict[str, Any]:
+    from finessl.data.splits import SPLITS
+
+    takes = other in SPLITS and "labels_per_class" in options_of(SPLITS[other])
+    return {name: value for name, value in split.items() if takes and name == "labels_per_class"}
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from finessl.errors import FinesslError
-from finessl.recipe import Choice, Recipe, parse_setting, recipe_folder, write_toml
+from finessl.recipe import Choice, Recipe, merge, parse_setting, recipe_folder, write_toml
 
 
 def test_defaults_are_the_papers() -> None:
@@ -51,6 +51,16 @@ def test_overrides_lie_over_the_file(tmp_path: Path) -> None:
     assert recipe.method == Choice("fixmatch", {"threshold": 0.9})
     # another method: the old one's options are dropped, not handed on
     assert Recipe.read(file, {"method.name": "supervised"}).method == Choice("supervised", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("first-n", {"labels_per_class": 25}), ("given", {}), ("long-tailed", {}), ("no-such-split", {})],
+)
+def test_another_split_keeps_how_many_labels_a_class_has_if_it_takes_that(name: str, kept: dict[str, int]) -> None:
+    tree = Recipe.read(None, {"split.name": "per-class", "split.labels_per_class": 25}).tree()
+    merge(tree, {"split": {"name": name}}, "--set")
+    assert tree["split"] == {"name": name, **kept}
 
 
 @pytest.mark.parametrize(
