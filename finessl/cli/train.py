@@ -56,7 +56,7 @@ def train(
     strong_views: Annotated[int | None, typer.Option(help="Strong views per unlabeled image. (default: 2)")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of split, start and views. (default: 0)")] = None,
     precision: Annotated[
-        Text, typer.Option(help="auto, fp32, bf16, fp16 or fp8 (bf16, and frozen layers forward in fp8).")
+        Text, typer.Option(help="auto, fp32, bf16, fp16 or fp8 (bf16, and frozen layers in fp8).")
     ] = None,
     cache_features: Annotated[
         int | None, typer.Option(help="With --tuning linear: encode so many draws of each view once. (default: 0)")

@@ -23,11 +23,19 @@ Make = Callable[..., ViTEncoder]
 pytestmark = pytest.mark.skipif(not multiplies_fp8(torch.device("cpu")), reason="this PyTorch has no fp8 on the CPU")
 
 
-def e4m3(x: Tensor) -> Tensor:
-    """The nearest number with 3 bits of mantissa and exponents from −6 to 8, ties to even; worked out in float64."""
+def nearest(x: Tensor, mantissa: int, smallest: int, largest: float) -> Tensor:
+    """The nearest number with so many bits of mantissa and exponents from `smallest`, ties to even; in float64."""
     x = x.double()
-    unit = torch.exp2(torch.clamp(torch.floor(torch.log2(x.abs().clamp_min(1e-30))), min=-6) - 3)
-    return (torch.round(x / unit) * unit).clamp(-448, 448)
+    unit = torch.exp2(torch.clamp(torch.floor(torch.log2(x.abs().clamp_min(1e-30))), min=smallest) - mantissa)
+    return (torch.round(x / unit) * unit).clamp(-largest, largest)
+
+
+def e4m3(x: Tensor) -> Tensor:
+    return nearest(x, 3, -6, 448)
+
+
+def e5m2(x: Tensor) -> Tensor:
+    return nearest(x, 2, -14, 57344)
 
 
 def frozen(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
@@ -47,12 +55,18 @@ def test_a_product_of_rounded_numbers(bias: bool) -> None:
     torch.testing.assert_close(y.double(), expected, rtol=2**-7, atol=1e-2)
 
 
-def test_gradients_are_those_of_the_weights_as_they_are() -> None:
+def test_gradients_are_products_of_rounded_numbers() -> None:
     linear, x = frozen(32, 16), torch.randn(2, 3, 32).bfloat16().requires_grad_()
-    weights = torch.randn(2, 3, 16).bfloat16()
-    (expected,) = torch.autograd.grad(linear(x), [x], weights)
-    (gradient,) = torch.autograd.grad(Fp8Linear(linear)(x), [x], weights)
-    torch.testing.assert_close(gradient, expected)
+    given = (torch.randn(2, 3, 16) * torch.logspace(-11, 1, 16)).bfloat16()  # also below and above what e5m2 can hold
+    (gradient,) = torch.autograd.grad(Fp8Linear(linear)(x), [x], given)
+    scale = linear.weight.double().abs().max() / 448
+    expected = e5m2(given * 2.0**14) / 2**14 @ (e4m3(linear.weight.double() / scale) * scale)
+    assert gradient.dtype is torch.bfloat16
+    torch.testing.assert_close(gradient.double(), expected, rtol=2**-7, atol=2**-9 * float(expected.abs().max()))
+    given = torch.randn(2, 3, 16).bfloat16() * 1e-5
+    (gradient,) = torch.autograd.grad(Fp8Linear(linear)(x), [x], given)
+    (plain,) = torch.autograd.grad(linear(x), [x], given)
+    assert (gradient - plain).norm() < 0.15 * plain.norm()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +79,9 @@ def test_only_frozen_layers_are_rounded(make_vit: Make, kind: str, images: Tenso
     expected = encoder(images)
     store_frozen(encoder, "fp8")
     assert dict(encoder.named_parameters()).keys() == names.keys()  # and no buffer for a checkpoint to miss
-    assert not [key for key in encoder.state_dict() if key.endswith(("rounded", "scale")) and key not in names]
+    assert not [
+        key for key in encoder.state_dict() if key.endswith(("rounded", "turned", "scale")) and key not in names
+    ]
     for module in encoder.modules():
         if isinstance(module, Fp8Linear):
             assert not module.weight.requires_grad and module.weight.dtype is torch.bfloat16
