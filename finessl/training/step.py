@@ -118,7 +118,7 @@ class TrainingStep:
                 weak = self.network.classify(weak_features)
         labeled, *others = split_rows(self.network.classify(trained_features), views.counts)
         if self.method.weak == "grad" and others:
-            weak = others.pop(0)
+            weak, *others = others
         strong = others[0] if others else None
         outputs = Outputs(
             self.gather(labeled),
