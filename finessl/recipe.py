@@ -208,9 +208,11 @@ def merge(tree: dict[str, Any], changes: Mapping[str, Any], origin: str) -> None
 
 
 def label_count(split: Mapping[str, Any], other: Any) -> dict[str, Any]:
+    """`labels_per_class` of a split, if the split named `other` takes it."""
     from finessl.data.splits import SPLITS
 
-    takes = other in SPLITS and "labels_per_class" in options_of(SPLITS[other])
+    known = isinstance(other, str) and other in SPLITS
+    takes = other == "auto" or (known and "labels_per_class" in options_of(SPLITS[other]))
     return {name: value for name, value in split.items() if takes and name == "labels_per_class"}
 
 

@@ -55,9 +55,16 @@ def test_overrides_lie_over_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kept"),
-    [("first-n", {"labels_per_class": 25}), ("given", {}), ("long-tailed", {}), ("no-such-split", {})],
+    [
+        ("first-n", {"labels_per_class": 25}),
+        ("auto", {"labels_per_class": 25}),
+        ("given", {}),
+        ("long-tailed", {}),
+        ("no-such-split", {}),
+        (["no", "name"], {}),
+    ],
 )
-def test_another_split_keeps_how_many_labels_a_class_has_if_it_takes_that(name: str, kept: dict[str, int]) -> None:
+def test_another_split_keeps_how_many_labels_a_class_has_if_it_takes_that(name: object, kept: dict[str, int]) -> None:
     tree = Recipe.read(None, {"split.name": "per-class", "split.labels_per_class": 25}).tree()
     merge(tree, {"split": {"name": name}}, "--set")
     assert tree["split"] == {"name": name, **kept}
