@@ -138,10 +138,10 @@ def summarise(cells: Sequence[Cell]) -> list[Row]:
         row.wanted += 1
         if cell.run.finished():
             row.finished += 1
-            meta = cell.run.meta()
+            figures = cell.run.figures()
             for name in FIGURES:
-                if meta.get(name) is not None:
-                    row.figures.setdefault(name, []).append(meta[name])
+                if figures.get(name) is not None:
+                    row.figures.setdefault(name, []).append(figures[name])
     return list(rows.values())
 
 

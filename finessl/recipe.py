@@ -196,7 +196,8 @@ def merge(tree: dict[str, Any], changes: Mapping[str, Any], origin: str) -> None
     a split's, how many labels a class has stays where the other split takes it too."""
     for section, value in changes.items():
         if section not in tree:
-            raise FinesslError(f"{origin}: a recipe has no section {section!r}{nearest(section, tree) or '.'}")
+            raise FinesslError(f"{origin}: a recipe has no section {section!r}{nearest(section, tree) or '.'} "
+                               f"Known: {', '.join(tree)}; a field is written section.field=value.")  # fmt: skip
         if isinstance(tree[section], dict):
             if not isinstance(value, Mapping):
                 raise FinesslError(f"{origin}: {section} is a section; set one of its fields, {section}.… = {value!r}.")

@@ -68,7 +68,8 @@ def as_csv(table: Tabulated) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(table.records[0]) if table.records else table.header, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(table.records)
+    for record in table.records:
+        writer.writerow({k: json.dumps(v, ensure_ascii=False) if isinstance(v, dict) else v for k, v in record.items()})
     return text.getvalue().rstrip("\n")
 
 

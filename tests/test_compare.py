@@ -15,12 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from finessl import compare
+from finessl.catalog import check_choices
 from finessl.cli import app
 from finessl.engines import cell_command, run_cells
 from finessl.engines.local import environment, run_local
 from finessl.errors import FinesslError
-from finessl.recipe import Recipe
+from finessl.recipe import Recipe, recipe_folder
 from finessl.tabulate import Tabulated, render
+from finessl.training.rundir import RunDirectory
 
 TINY = [
     "--set", "model.pretrained=false", "--set", "model.backbone=vit_tiny_patch16_224", "--set", "data.image_size=32",
@@ -89,6 +91,22 @@ def test_rows_are_means_over_finished_seeds(tmp_path: Path) -> None:
     assert second["accuracy_std"] == "" and second["finished"] == "1"
 
 
+def test_confidences_and_pseudo_labels_are_means_over_the_last_epoch(tmp_path: Path) -> None:
+    recipe = Recipe.read(None, {"train.epoch_steps": 40})
+    (cell,) = compare.make_cells(recipe, {"seed": [0]}, tmp_path)
+    finish(cell, confidence=0.9, pseudo_accuracy=0.9)
+    values = {20: 0.1, 40: 0.2, 60: 0.5, 80: 0.7}  # the last 40 steps have two lines
+    lines = [
+        {"kind": "train", "step": s, "loss": 1.0, "confidence": v, "pseudo_accuracy": v} for s, v in values.items()
+    ]
+    del lines[2]["pseudo_accuracy"]  # no image of known class in those steps
+    rows = [*lines, {"kind": "test", "step": 80, "accuracy": 0.5}]
+    cell.run.metrics_file.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    assert cell.run.recent(40) == pytest.approx({"confidence": 0.6, "pseudo_accuracy": 0.7})
+    (row,) = compare.summarise([cell])
+    assert row.figures["confidence"] == [pytest.approx(0.6)] and row.figures["accuracy"] == [0.5]
+
+
 def test_every_format_holds_the_figures() -> None:
     table = Tabulated("50 % of α", ["m_1", "x"], [["a & b", "1.0 ± 0.5"]], [{"m": "a & b", "x": 1.0}], 1, notes=["hm"])
     assert render(table, "markdown") == "**50 % of α**\n\n| m_1 | x |\n| :-- | --: |\n| a & b | 1.0 ± 0.5 |\n\n- hm"
@@ -154,6 +172,15 @@ def test_finished_cells_are_skipped_failed_ones_tried_again_and_reported(
     assert (cells[3].run.path / "tries.txt").read_text() == "xxx"
 
 
+def test_a_finished_run_of_another_recipe_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    (cell,) = grid(tmp_path, 1)
+    finish(cell)
+    cell.run.metrics_file.touch()
+    (other,) = compare.make_cells(Recipe.read(None, {"train.lr": 0.5}), {"seed": [0]}, tmp_path)
+    with pytest.raises(FinesslError, match="holds a run of another recipe:\n  train.lr: 0.03 there, 0.5 now"):
+        run_cells([other], say=lambda line: None)
+
+
 def test_a_cell_that_is_killed_is_named_as_such(tmp_path: Path) -> None:
     (cell,) = grid(tmp_path, 1)
     cell.run.open(cell.recipe)
@@ -210,7 +237,9 @@ def test_jobs_share_the_cores_and_the_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     assert environment(0, 2, "cpu")["OMP_NUM_THREADS"] == "1"
 
 
-def test_engine_print_gives_a_command_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engine_print_gives_a_command_for_each_cell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells = grid(tmp_path / "a b", 2)
     finish(cells[0])
     assert run_cells(cells, engine="print", device="cuda", say=lambda line: None) == {}
@@ -218,6 +247,9 @@ def test_engine_print_gives_a_command_for_each_cell(tmp_path: Path, capsys: pyte
     assert line.endswith(f"-m finessl resume '{cells[1].run.path}' --device cuda")
     assert cells[1].run.recipe_file.exists()  # the command needs nothing but the directory
     assert cell_command(cells[1], "cpu")[1:4] == ["-m", "finessl", "resume"]
+    monkeypatch.chdir(tmp_path)
+    (cell,) = grid(Path("here"), 1)
+    assert cell_command(cell)[4] == str(tmp_path.resolve() / "here" / "seed=0")  # from any folder
 
 
 def test_an_unknown_engine_is_named(tmp_path: Path) -> None:
@@ -250,5 +282,42 @@ def test_compare_says_what_is_missing(shapes: Path, tmp_path: Path) -> None:
             app, ["compare", str(shapes), "--methods", "all", "--format", "html"], catch_exceptions=False
         )
     words = ["compare", str(shapes), "--methods", "finessl", "--axis", "method.alhpa=1", "--retries", "0"]
-    with pytest.raises(FinesslError, match="1 of 1 cells failed.*no option 'alhpa'"):
+    with pytest.raises(FinesslError, match="no option 'alhpa'; did you mean alpha"):
         CliRunner().invoke(app, [*words, "--out", str(tmp_path), *TINY], catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
+    words = ["compare", str(shapes), "--methods", "finessl", "--retries", "0", "--out", str(tmp_path), *TINY]
+    with pytest.raises(FinesslError, match="1 of 1 cells failed.*device 'cuba' cannot be used"):
+        CliRunner().invoke(app, [*words, "--device", "cuba"], catch_exceptions=False)
+    for axis in ("method.alpha", "method.alpha=", "method.alpha=,"):
+        with pytest.raises(FinesslError, match=f"--axis {axis} should read FIELD=A,B"):
+            CliRunner().invoke(app, [*words, "--axis", axis], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("method.name", "finesl", "unknown method 'finesl'; did you mean finessl"),
+        ("method.gama", 1, "method 'finessl' has no option 'gama'; did you mean gamma"),
+        ("method.alpha", "x", "alpha = 'x' should be float"),
+        ("tuning.name", "lorra", "unknown tuning 'lorra'; did you mean lora"),
+        ("tuning.lenght", 1, "has no option 'lenght'; did you mean length"),
+        ("head.name", "cosin", "unknown head 'cosin'; did you mean cosine"),
+        ("head.skale", 1, "has no option 'skale'"),
+        ("split.name", "per-clas", "unknown split 'per-clas'; did you mean per-class"),
+        ("data.weak", "crop", "unknown .*'crop'"),
+        ("model.backbone", "embeded", "unknown backbone 'embeded'; did you mean embedded"),
+    ],
+)
+def test_a_grid_is_checked_before_it_starts(tmp_path: Path, field: str, value: object, message: str) -> None:
+    good, bad = Recipe.read("released"), Recipe.read("released", {field: value})
+    cells = [compare.Cell({"seed": n}, recipe, RunDirectory(tmp_path / str(n))) for n, recipe in enumerate((good, bad))]
+    with pytest.raises(FinesslError, match=message):
+        run_cells(cells, engine="print")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_choices_that_are_right_pass() -> None:
+    for path in recipe_folder().glob("*.toml"):
+        check_choices(Recipe.read(path))
+    check_choices(Recipe.read("released", {"split.name": "mine.json", "head.init": "text", "head.text_features": "x"}))
+    check_choices(Recipe.read("released", {"tuning.name": "vpt-deep+lora", "model.backbone": "hf-hub:a/b"}))

@@ -11,8 +11,8 @@ import typer
 from finessl.cli import app
 
 Text = str | None
-Only = Annotated[Text, typer.Option(help="Parts of the table: cifar100,N4,finessl …", show_default=False)]
 Texts = list[str] | None
+Only = Annotated[Texts, typer.Option(help="Parts of the table: cifar100,N4,finessl …", show_default=False)]
 Format = Annotated[str, typer.Option("--format", help="table, markdown, csv, json or latex.")]
 Jobs = Annotated[int, typer.Option(help="Cells at a time on this machine.", min=1)]
 Retries = Annotated[int, typer.Option(help="Try a failed cell so often again, from its checkpoint.", min=0)]
@@ -84,6 +84,8 @@ def compare(
         axes["model.backbone"] = grid.axis_values(backbones, None, "backbones")
     for setting in axis or []:
         name, _, values = setting.partition("=")
+        if not values.strip(", "):
+            raise FinesslError(f"--axis {setting} should read FIELD=A,B, for example --axis method.alpha=2,4,8.")
         axes[name] = [parse_setting(f"{name}={value}")[1] for value in grid.axis_values(values, None, name)]
     if not axes:
         raise FinesslError("nothing to compare: give --methods, --tunings, --backbones or --axis.")
@@ -142,6 +144,7 @@ def paper(
     from finessl.catalog import registry
     from finessl.compare import axis_values
     from finessl.engines import run_cells
+    from finessl.errors import FinesslError
     from finessl.models.aliases import BACKBONES
     from finessl.paper import contents
     from finessl.paper import report as reports
@@ -157,12 +160,14 @@ def paper(
         text_features,
         text_weights,
     )
+    if table is None and only:
+        raise FinesslError("--only takes parts of one table: finessl paper TABLE --only …")
     if table is None and not show_only:
         show(reports.overview(places), format_)
         return
     for name in contents.table_names() if table is None else [table]:
         grid = make_grid(
-            contents.read_table(name), out, only=axis_values(only or ""), seeds=seeds, scale=read_scale(scale),
+            contents.read_table(name), out, only=axis_values(",".join(only or [])), seeds=seeds, scale=read_scale(scale),
             changes=dict(map(parse_setting, set_ or [])), places=places, train=not show_only,
         )  # fmt: skip
         failed: dict[str, str] = {}
@@ -177,6 +182,8 @@ def paper(
         if engine != "print":
             show(reports.tabulate(grid), format_)
         report(failed, len(grid.cells))
+        if table and not grid.cells and grid.missing() and not show_only:
+            raise FinesslError(f"nothing of {name} could be run: what is lacking stands under the table.")
 
 
 def report(failed: dict[str, str], cells: int) -> None:

@@ -122,7 +122,7 @@ def show_summary(folder: Path, meta: dict[str, Any]) -> None:
     if meta.get("accuracy") is not None:
         table.add_row("test accuracy", f"[bold]{meta['accuracy']:.2%}[/bold] of {meta['test']:,} images, last step")
     if meta.get("pseudo_accuracy") is not None:
-        table.add_row("pseudo-label accuracy", f"{meta['pseudo_accuracy']:.2%} (last batches)")
+        table.add_row("pseudo-label accuracy", f"{meta['pseudo_accuracy']:.2%} (last epoch)")
     table.add_row("labeled / unlabeled", f"{meta['labeled']:,} / {meta['unlabeled']:,}")
     table.add_row("trained parameters", f"{meta['trained_parameters']:,} of {meta['parameters']:,}")
     table.add_row("time", f"{meta['seconds']:,.0f} s on {meta['device']}")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from finessl.catalog import check_choices
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe
 from finessl.registry import nearest
@@ -48,13 +49,15 @@ def run_cells(
 ) -> dict[str, str]:
     """Run what is not finished; returns cell name → last line of its error, for those that failed every time."""
     if engine not in ENGINES:
-        raise FinesslError(f"--engine {engine}{nearest(engine, ENGINES)} Choose from {', '.join(ENGINES)}.")
+        raise FinesslError(f"--engine {engine}{nearest(engine, ENGINES) or '.'} Choose from {', '.join(ENGINES)}.")
     every = {cell.run.path: cell for cell in cells}.values()  # two places of a table may be one run
     waiting = [cell for cell in every if not cell.run.finished()]
     if len(waiting) < len(every):
         say(f"{len(every) - len(waiting)} of {len(every)} cells are finished already")
     for cell in waiting:
-        cell.run.open(cell.recipe)
+        check_choices(cell.recipe)
+    for cell in every:
+        cell.run.open(cell.recipe)  # which refuses a run of another recipe, finished or not
     if engine == "print":
         for cell in waiting:
             print(shlex.join(cell_command(cell, device)))
@@ -87,4 +90,4 @@ def result(cell: Job) -> str:
 
 
 def cell_command(cell: Job, device: str = "auto") -> list[str]:
-    return [sys.executable, "-m", "finessl", "resume", str(cell.run.path), "--device", device]
+    return [sys.executable, "-m", "finessl", "resume", str(cell.run.path.resolve()), "--device", device]

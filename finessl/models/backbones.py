@@ -23,6 +23,8 @@ from finessl.models.weights import load_weights
 from finessl.models.wide_resnet import WideResNet
 from finessl.registry import nearest
 
+HUB = ("hf-hub:", "hf_hub:", "local-dir:")  # names that describe a model elsewhere
+
 
 @dataclass
 class Backbone:
@@ -108,16 +110,14 @@ def _from_timm(
 
 
 def _timm_config(name: str) -> dict[str, Any]:
-    if name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
+    if name.startswith(HUB):
         try:
             unpublished: Any = timm.create_model(name, pretrained=False, num_classes=0)
         except Exception as error:  # as in _from_timm
             raise FinesslError(f"the description of {name!r} could not be loaded ({error}).") from error
         return unpublished.pretrained_cfg
     base, _, tag = name.partition(".")
-    if not timm.is_model(base):
-        known = [*BACKBONES, *timm.list_models()]
-        raise FinesslError(f"unknown backbone {name!r}{nearest(name, known) or ';'} see `finessl list backbones`.")
+    check_name(name)
     tags = [n.partition(".")[2] for n in timm.list_models(f"{base}.*", pretrained=True)]
     if tag and tag not in tags:
         raise FinesslError(f"timm has no weights {tag!r} for {base}; it has {', '.join(tags) or 'none'}.")
@@ -152,6 +152,15 @@ def _check_hub(name: str, config: dict[str, Any]) -> None:
     reason = unreachable(repository, config.get("hf_hub_filename") or "model.safetensors", "pytorch_model.bin")
     if reason:
         raise FinesslError(_no_hub(name, reason))
+
+
+def check_name(name: str) -> None:
+    """A FinesslError unless it is an alias or a model of timm's."""
+    timm_name = alias_of(name).timm
+    if timm_name is None or timm_name.startswith(HUB) or timm.is_model(timm_name.partition(".")[0]):
+        return
+    known = [*BACKBONES, *timm.list_models()]
+    raise FinesslError(f"unknown backbone {name!r}{nearest(name, known) or ';'} see `finessl list backbones`.")
 
 
 def hub_lacks(name: str) -> str | None:

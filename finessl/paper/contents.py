@@ -122,7 +122,7 @@ def read_table(name: str) -> PaperTable:
     file = folder / f"{name}.toml"
     if not file.is_file():
         known = table_names()
-        raise FinesslError(f"the paper has no table {name!r}{nearest(name, known)} Known: {', '.join(known)}.")
+        raise FinesslError(f"the paper has no table {name!r}{nearest(name, known) or '.'} Known: {', '.join(known)}.")
     raw = tomllib.loads(file.read_text(encoding="utf-8"))
     columns = [read_column(entry, raw.get("metric", "accuracy")) for entry in raw["columns"]]
     rows = [read_row(row, raw) for row in raw["values"]]

@@ -9,10 +9,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from finessl.catalog import check_choices
 from finessl.compare import Cell, plain, short
 from finessl.errors import FinesslError
 from finessl.paper.contents import Column, Line, PaperTable
-from finessl.paper.needs import Places, lacking, locate
+from finessl.paper.needs import Places, data_fingerprint, data_lacks, lacking, locate
 from finessl.recipe import Recipe
 from finessl.registry import nearest
 from finessl.training.rundir import RunDirectory
@@ -74,7 +75,11 @@ def make_grid(
             entries.append(Entry(row, column, table.recipe(row, column), [], reason))
             continue
         recipe = locate(scaled(table.recipe(row, column, nested(changes)), scale), places or Places())
+        if train:
+            check_choices(recipe)
         cells = make_cells(table, row, column, recipe, seeds, runs, out, changes)
+        for cell in cells:
+            check_data(cell, recipe)
         lacks = lacking(recipe) if train else []
         if lacks:  # what was trained elsewhere can be shown all the same
             cells = [cell for cell in cells if cell.run.finished()]
@@ -100,9 +105,24 @@ def make_cells(
     cells = []
     for seed in range(seeds):
         seeded = Recipe.from_tree({**recipe.tree(), "seed": seed})
-        path = runs.setdefault(identity(seeded), folder / table.id / f"{name},seed={seed}")
-        cells.append(Cell({"setting": column.title, "row": row.name, "seed": seed}, seeded, RunDirectory(path)))
+        run = RunDirectory(runs.setdefault(identity(seeded), folder / table.id / f"{name},seed={seed}"))
+        trained = run.recipe() if run.finished() else seeded  # with the paths that it had
+        cells.append(Cell({"setting": column.title, "row": row.name, "seed": seed}, trained, run))
     return cells
+
+
+def check_data(cell: Cell, recipe: Recipe) -> None:
+    """A finished run counts for the data that `recipe` names only if it saw the same images and labels."""
+    data, known = recipe.data, cell.run.meta().get("data_fingerprint")
+    if not known or data.root is None or data.root == cell.recipe.data.root:
+        return
+    options = tuple(sorted(recipe.source.options.items()))
+    if data_lacks(data.source, data.root, options) or data_fingerprint(data.source, data.root, options) == known:
+        return
+    raise FinesslError(
+        f"{cell.run.path} was trained on other images or labels ({cell.recipe.data.root}) than {data.root} holds. "
+        "Name another --out, or that --root."
+    )
 
 
 def scaled(recipe: Recipe, scale: Fraction) -> Recipe:
@@ -175,16 +195,22 @@ def select(table: PaperTable, only: Sequence[str]) -> list[tuple[Line, Column]]:
             kinds = ["name"]
         if not kinds:
             known = sorted({w for facet in facets for words in facet.values() for w in words})
-            raise FinesslError(f"--only {text}: {table.id} has no such part{nearest(word(text), known)} "
+            raise FinesslError(f"--only {text}: {table.id} has no such part{nearest(word(text), known) or '.'} "
                                f"Known: {', '.join(known)}.")  # fmt: skip
         # 'name' and 'method' are both about rows: "supervised,finessl" asks for either
         wanted.setdefault("row" if kinds[0] in ("name", "method") else kinds[0], set()).add(word(text))
-    return [
+    chosen = [
         place
         for place, facet in zip(places, facets, strict=True)
         if all(words & (facet["name"] | (facet["method"] - exact) if kind == "row" else facet[kind])
                for kind, words in wanted.items())
     ]  # fmt: skip
+    if not chosen:
+        raise FinesslError(
+            f"--only {','.join(only)}: {table.id} has each of these, but no place with all of them. Its columns: "
+            f"{'; '.join(column.title for column in table.columns)}."
+        )
+    return chosen
 
 
 def facets_of(table: PaperTable, row: Line, column: Column) -> dict[str, set[str]]:

@@ -30,7 +30,8 @@ def named_places(values: Sequence[str] | None, option: str, names: Sequence[str]
     for value in values or []:
         name, equals, path = value.partition("=")
         if equals and name not in names:
-            raise FinesslError(f"{option} {value}: unknown name {name!r}{nearest(name, names)}")
+            near, known = nearest(name, names) or ".", ", ".join(names)
+            raise FinesslError(f"{option} {value}: unknown name {name!r}{near} Known: {known}.")
         places[name if equals else ""] = path if equals else value
     return places
 
@@ -85,6 +86,13 @@ def data_lacks(source: str, root: str | None, options: tuple[tuple[str, Any], ..
     except FinesslError as error:
         return f"data {source}: {error}"
     return None
+
+
+@functools.cache
+def data_fingerprint(source: str, root: str | None, options: tuple[tuple[str, Any], ...]) -> str:
+    from finessl.data.sources import open_dataset
+
+    return open_dataset(source, root=root, **dict(options)).fingerprint()
 
 
 @functools.cache

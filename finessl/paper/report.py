@@ -12,7 +12,7 @@ from finessl.paper.needs import Places, kinds, lacking, locate
 from finessl.recipe import Recipe
 from finessl.tabulate import Tabulated
 
-Measure = Callable[[dict[str, Any], Recipe], float | None]  # of a finished run's meta.json and the paper's recipe
+Measure = Callable[[dict[str, Any], Recipe], float | None]  # of a finished run's figures and the paper's recipe
 
 
 def percent(*names: str) -> Measure:
@@ -46,7 +46,7 @@ def tabulate(grid: Grid) -> Tabulated:
     for number, entry in enumerate(grid.entries):
         row, record = measured_row(grid.table, entry, grid.seeds)
         rows.append(row)
-        records.append(record)
+        records.append({**record, "scale": str(grid.scale), "changes": "; ".join(departures(grid))})
         if number + 1 == len(grid.entries) or grid.entries[number + 1].column != entry.column:
             ends.add(number)
     header = ["setting", "", "ours", "paper", "difference", "within spread", "runs"]
@@ -57,7 +57,7 @@ def measured_row(table: PaperTable, entry: Entry, seeds: int) -> tuple[list[str]
     paper = table.values[entry.row.name, entry.column.title]
     measure, decimals = METRICS[entry.column.metric]
     full = table.recipe(entry.row, entry.column)
-    figures = [measure(cell.run.meta(), full) for cell in entry.cells if cell.run.finished()]
+    figures = [measure(cell.run.figures(), full) for cell in entry.cells if cell.run.finished()]
     values = [figure for figure in figures if figure is not None]
     ours = mean(values) if values else None
     deviation = stdev(values) if len(values) > 1 else None
@@ -104,11 +104,15 @@ def tabulate_settings(grid: Grid) -> Tabulated:
 def caption(grid: Grid) -> str:
     text = f"{grid.table.number}: {grid.table.title}"
     if grid.cells:
-        text += f". Ours: {grid.seeds} seed{'s' if grid.seeds > 1 else ''}, last step"
-    departures = [f"{name} = {value}" for name, value in grid.changes.items()]
-    if grid.scale != 1:
-        departures.insert(0, f"{grid.scale} of the paper's steps")
-    return text + (f". NOT THE PAPER'S SETTING: {', '.join(departures)}" if departures else "")
+        some = "" if all(cell.run.finished() for cell in grid.cells) else "up to "
+        text += f". Ours: {some}{grid.seeds} seed{'s' if grid.seeds > 1 else ''}, last step"
+    share = [f"{grid.scale} of the paper's steps" if grid.scale < 1 else f"{grid.scale} times the paper's steps"]
+    other = [*(share if grid.scale != 1 else []), *departures(grid)]
+    return text + (f". NOT THE PAPER'S SETTING: {', '.join(other)}" if other else "")
+
+
+def departures(grid: Grid) -> list[str]:
+    return [f"{name} = {value}" for name, value in grid.changes.items()]
 
 
 def notes(grid: Grid) -> list[str]:
@@ -117,7 +121,22 @@ def notes(grid: Grid) -> list[str]:
         f"{' …' if len(places) > 3 else ''}]"
         for reason, places in grid.missing().items()
     ]
-    return [*grid.table.notes, *missing]
+    return [*grid.table.notes, *missing, *other_weights(grid)]
+
+
+def other_weights(grid: Grid) -> list[str]:
+    """Finished runs whose weights lay elsewhere than the ones named now: whether they are the same is not known."""
+    pairs = {
+        (entry.recipe.model.weights, cell.recipe.model.weights)
+        for entry in grid.entries
+        for cell in entry.cells
+        if entry.recipe.model.weights and cell.run.finished()
+    }
+    return [
+        f"finished with the weights {old}, taken to be those of {new}"
+        for new, old in sorted(pairs, key=str)
+        if old != new
+    ]
 
 
 def overview(places: Places) -> Tabulated:

@@ -368,7 +368,7 @@ class Training:
         meta = {
             "finished": True,
             "accuracy": self.accuracy,
-            **{name: value for name, value in self.latest.items() if name.startswith(("pseudo", "confidence"))},
+            **self.run.recent(self.recipe.train.epoch_steps),
             "steps": self.step,
             "seconds": round(self.elapsed + time.monotonic() - self.started, 1),
             "classes": len(experiment.split.classes),

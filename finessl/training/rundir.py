@@ -18,6 +18,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from finessl.errors import FinesslError
@@ -103,6 +104,18 @@ class RunDirectory:
             with contextlib.suppress(json.JSONDecodeError):
                 rows.append(json.loads(line))
         return rows
+
+    def recent(self, steps: int) -> dict[str, float]:
+        """Confidences and the accuracy of pseudo-labels, in the mean over the last so many steps."""
+        rows = [row for row in self.metrics() if row.get("kind") == "train"]
+        rows = [row for row in rows if row["step"] > rows[-1]["step"] - steps]
+        names = [name for row in rows[-1:] for name in row if name.startswith(("pseudo", "confidence"))]
+        return {name: mean(row[name] for row in rows if name in row) for name in names}
+
+    def figures(self) -> dict[str, Any]:
+        """What a table shows of a finished run: meta.json, and `recent` over its last epoch."""
+        recorded = self.recent(self.recipe().train.epoch_steps) if self.metrics_file.exists() else {}
+        return {**self.meta(), **recorded}
 
 
 class MetricsLog:

@@ -26,7 +26,7 @@ def shown(table: str, out: Path, only: list[str], seeds: int = 3, **options: obj
     return make_grid(read_table(table), out, only=only, seeds=seeds, train=False, **options)  # type: ignore[arg-type]
 
 
-def finish(run: RunDirectory, recipe: Recipe, **figures: float) -> None:
+def finish(run: RunDirectory, recipe: Recipe, **figures: float | str) -> None:
     run.open(recipe)
     run.write_meta({"finished": True, "steps": recipe.train.steps, "seconds": 300.0, **figures})
 
@@ -55,6 +55,8 @@ def test_only_takes_words_of_one_kind_as_alternatives_and_of_several_as_conditio
     assert [column for _, column in places("semi-aves", "finessl", "in+out")] == ["Semi-Aves, in+out"]
     with pytest.raises(FinesslError, match="--only N5: main has no such part"):
         places("main", "N5")
+    with pytest.raises(FinesslError, match="--only food101,N25: main has each of these, but no place with all"):
+        places("main", "food101", "N25")
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
@@ -198,6 +200,31 @@ def test_finished_runs_are_shown_without_their_data(no_hub: None, tmp_path: Path
     assert grid.missing() == {} and [cell.run.finished() for cell in grid.cells] == [True]
 
 
+def test_finished_runs_count_for_the_data_that_they_saw(no_hub: None, shapes: Path, tmp_path: Path) -> None:
+    weights, again = tmp_path / "clip.safetensors", tmp_path / "again.safetensors"
+    weights.touch()
+    again.touch()
+    for name in ("here", "moved", "other"):
+        shutil.copytree(shapes, tmp_path / name)
+    next((tmp_path / "other" / "train").rglob("*.png")).unlink()
+
+    def planned(root: str, file: Path) -> Grid:
+        at = Places({"": str(tmp_path / root)}, {"": str(file)})
+        return make_grid(read_table("main"), tmp_path / "runs", only=["cifar100", "N4", "finessl"], seeds=1, places=at)
+
+    (cell,) = planned("here", weights).cells
+    seen = needs.data_fingerprint("cifar100", str(tmp_path / "here"), ())
+    finish(cell.run, cell.recipe, accuracy=0.8, data_fingerprint=seen)
+    grid = planned("moved", weights)  # the same images
+    assert [cell.run.finished() for cell in grid.cells] == [True]
+    assert [cell.recipe.data.root for cell in grid.cells] == [str(tmp_path / "here")]
+    assert not any("taken to be" in note for note in tabulate(grid).notes)
+    with pytest.raises(FinesslError, match=r"trained on other images or labels \(.*here\) than .*other holds"):
+        planned("other", weights)
+    note = f"finished with the weights {weights}, taken to be those of {again}"
+    assert note in tabulate(planned("here", again)).notes
+
+
 def test_needs_of_scratch_text_and_missing_files(no_hub: None, tmp_path: Path) -> None:
     scratch = Recipe.read(None, {"data.source": "sample", "model.backbone": "wide-resnet-28-2"})
     assert lacking(scratch) == []
@@ -249,6 +276,22 @@ def test_the_overview_has_every_table_and_what_it_lacks(no_hub: None) -> None:
     assert rows["settings"]["lacks"] == ""
 
 
+def test_mistakes_are_named_before_anything_is_planned(no_hub: None, tmp_path: Path) -> None:
+    words = ["main", "--only", "cifar100,N4,finessl", "--dry-run", "--out", str(tmp_path)]
+    for setting, message in (
+        ("method.gama=1", "no option 'gama'"),
+        ("tuning.name=lorra", "did you mean lora"),
+        ("model.backbone=embeded", "unknown backbone 'embeded'; did you mean embedded"),
+        ("typo=1", "no section 'typo'.*Known: seed, data.*section.field=value"),
+    ):
+        with pytest.raises(FinesslError, match=message):
+            run(*words, "--set", setting)
+    with pytest.raises(FinesslError, match="--only takes parts of one table"):
+        run("--only", "N4")
+    with pytest.raises(FinesslError, match="nothing of imagenet could be run"):
+        run("imagenet", "--out", str(tmp_path))
+
+
 def test_a_table_is_trained_and_printed_next_to_the_papers(shapes: Path, tmp_path: Path) -> None:
     shutil.copytree(shapes, tmp_path / "cifar100")
     words = [
@@ -265,6 +308,10 @@ def test_a_table_is_trained_and_printed_next_to_the_papers(shapes: Path, tmp_pat
     needs.weights_lack.cache_clear()
     assert (row["setting"], row["row"], row["paper"], row["finished"]) == ("CIFAR-100, N4", "FixMatch", "77.1", "1")
     assert float(row["difference"]) == pytest.approx(float(row["ours"]) - 77.1)
+    assert (row["scale"], row["changes"].partition(";")[0]) == ("1/5000", "model.backbone = vit_tiny_patch16_224")
+    alike = [*words[:1], "--only", "cifar100,N4", "--only", "fixmatch", *words[3:]]  # --only may be repeated
+    (same,) = csv.DictReader(run(*alike, "--show", "--format", "csv").splitlines())
+    assert same == row
     markdown = run(*words, "--show", "--format", "markdown")
     assert f"| CIFAR-100, N4 | FixMatch | {float(row['ours']):.2f} | 77.10 ± 1.04 |" in markdown
     assert r"77.10 $\pm$ 1.04" in run(*words, "--show", "--format", "latex")

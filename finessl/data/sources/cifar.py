@@ -81,7 +81,7 @@ def open_cifar(form: Form, root: Path | None, download: bool, progress: Progress
         return read_python(form, obtain(ARCHIVES[form.name], root, progress))
     raise FinesslError(
         f"{root} holds no {form.name}: put {form.python}/ (the python version), {form.binary}/ (the binary version) or "
-        "train/<class>/ and test/<class>/ there, or ask for a download (download=true)."
+        "train/<class>/ and test/<class>/ there, or ask for a download (--set source.download=true)."
     )
 
 

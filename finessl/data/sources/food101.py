@@ -28,7 +28,8 @@ def open_food101(root: Path | None, *, download: bool = False, progress: Progres
         folder = obtain(ARCHIVE, root, progress)
     if folder is None:
         raise FinesslError(
-            f"{root} holds no food101: put food-101/ with images/ and meta/ there, or ask for a download (download=true)."
+            f"{root} holds no food101: put food-101/ with images/ and meta/ there, or ask for a download "
+            "(--set source.download=true)."
         )
     classes = (folder / "meta" / "classes.txt").read_text(encoding="utf-8").split()
 
