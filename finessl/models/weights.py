@@ -34,9 +34,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         content = _read_torchscript(path) or torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
         first = str(error).splitlines()[0] if str(error) else "the file is cut short"
+        if isinstance(error, pickle.UnpicklingError):  # PyTorch's own message advises to run whatever the file says
+            first = "it is no PyTorch file, or holds more than tensors"
         raise FinesslError(
-            f"{path} cannot be read as weights ({first}). Give a safetensors file, or a PyTorch file that holds "
-            "nothing but tensors."
+            f"{path} cannot be read as weights ({first}). Give a safetensors file, or a PyTorch file of tensors alone."
         ) from error
     for wrapper in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
