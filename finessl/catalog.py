@@ -36,7 +36,8 @@ def check_choices(recipe: Recipe) -> None:
     check_options("method", recipe.method.name, registry("methods")[recipe.method.name], recipe.method.options)
     check_options("head", recipe.head.name, registry("heads")[recipe.head.name], head)
     if recipe.split.name != "auto" and not recipe.split.name.endswith(".json"):
-        registry("splits")[recipe.split.name]
+        drawn = {name: value for name, value in recipe.split.options.items() if name != "seed"}
+        check_options("split", recipe.split.name, registry("splits")[recipe.split.name], drawn)
     for kind, name in (("weak-views", recipe.data.weak), ("strong-views", recipe.data.strong)):
         registry(kind)[name]
     create(recipe.tuning.name, recipe.tuning.options)

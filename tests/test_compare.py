@@ -99,10 +99,10 @@ def test_confidences_and_pseudo_labels_are_means_over_the_last_epoch(tmp_path: P
     lines = [
         {"kind": "train", "step": s, "loss": 1.0, "confidence": v, "pseudo_accuracy": v} for s, v in values.items()
     ]
-    del lines[2]["pseudo_accuracy"]  # no image of known class in those steps
+    del lines[3]["pseudo_accuracy"]  # no image of known class in those steps
     rows = [*lines, {"kind": "test", "step": 80, "accuracy": 0.5}]
     cell.run.metrics_file.write_text("\n".join(map(json.dumps, rows)) + "\n")
-    assert cell.run.recent(40) == pytest.approx({"confidence": 0.6, "pseudo_accuracy": 0.7})
+    assert cell.run.recent(40) == pytest.approx({"confidence": 0.6, "pseudo_accuracy": 0.5})
     (row,) = compare.summarise([cell])
     assert row.figures["confidence"] == [pytest.approx(0.6)] and row.figures["accuracy"] == [0.5]
 
@@ -175,7 +175,6 @@ def test_finished_cells_are_skipped_failed_ones_tried_again_and_reported(
 def test_a_finished_run_of_another_recipe_is_not_taken_for_this_one(tmp_path: Path) -> None:
     (cell,) = grid(tmp_path, 1)
     finish(cell)
-    cell.run.metrics_file.touch()
     (other,) = compare.make_cells(Recipe.read(None, {"train.lr": 0.5}), {"seed": [0]}, tmp_path)
     with pytest.raises(FinesslError, match="holds a run of another recipe:\n  train.lr: 0.03 there, 0.5 now"):
         run_cells([other], say=lambda line: None)
@@ -304,12 +303,16 @@ def test_compare_says_what_is_missing(shapes: Path, tmp_path: Path) -> None:
         ("head.name", "cosin", "unknown head 'cosin'; did you mean cosine"),
         ("head.skale", 1, "has no option 'skale'"),
         ("split.name", "per-clas", "unknown split 'per-clas'; did you mean per-class"),
+        ("split.lables", 3, "split 'per-class' has no option 'lables'"),
         ("data.weak", "crop", "unknown .*'crop'"),
         ("model.backbone", "embeded", "unknown backbone 'embeded'; did you mean embedded"),
     ],
 )
 def test_a_grid_is_checked_before_it_starts(tmp_path: Path, field: str, value: object, message: str) -> None:
-    good, bad = Recipe.read("released"), Recipe.read("released", {field: value})
+    good, bad = (
+        Recipe.read("released"),
+        Recipe.read("released", {"split.name": "per-class", "split.seed": 1, field: value}),
+    )
     cells = [compare.Cell({"seed": n}, recipe, RunDirectory(tmp_path / str(n))) for n, recipe in enumerate((good, bad))]
     with pytest.raises(FinesslError, match=message):
         run_cells(cells, engine="print")

@@ -91,6 +91,7 @@ def compare(
         raise FinesslError("nothing to compare: give --methods, --tunings, --backbones or --axis.")
     names = [grid.short(axis) for axis in axes]
     axes["seed"] = axes.get("seed", list(range(seeds)))
+    data = data.rstrip("/") or data  # photos/ and photos are one grid
     base = make_recipe(
         recipe or ("demo" if data == "sample" else None),
         dict(root=root, labels_per_class=labels_per_class, backbone=backbone, weights=weights, steps=steps),
@@ -182,8 +183,8 @@ def paper(
         if engine != "print":
             show(reports.tabulate(grid), format_)
         report(failed, len(grid.cells))
-        if table and not grid.cells and grid.missing() and not show_only:
-            raise FinesslError(f"nothing of {name} could be run: what is lacking stands under the table.")
+        if table and not grid.cells and grid.missing() and not show_only and not dry_run:
+            raise FinesslError(f"nothing of {name} could be run. Lacking: {'; '.join(grid.missing())}")
 
 
 def report(failed: dict[str, str], cells: int) -> None:

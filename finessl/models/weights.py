@@ -16,6 +16,10 @@ from torch import Tensor, nn
 
 from finessl.errors import FinesslError
 
+# what torch.load raises for a file that is none of its own, or was cut short
+BROKEN = (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, LookupError, ValueError, TypeError,
+          AttributeError)  # fmt: skip
+
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors, .pt/.pth/.bin or TorchScript file. Nothing in the file is run."""
@@ -32,9 +36,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             raise FinesslError(f"{path} is not a complete safetensors file ({error}).") from error
     try:
         content = _read_torchscript(path) or torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
+    except BROKEN as error:
         first = str(error).splitlines()[0] if str(error) else "the file is cut short"
-        if isinstance(error, pickle.UnpicklingError):  # PyTorch's own message advises to run whatever the file says
+        if not isinstance(
+            error, (RuntimeError, EOFError)
+        ):  # PyTorch advises to run whatever the file says, or has no words
             first = "it is no PyTorch file, or holds more than tensors"
         raise FinesslError(
             f"{path} cannot be read as weights ({first}). Give a safetensors file, or a PyTorch file of tensors alone."

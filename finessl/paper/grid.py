@@ -78,8 +78,11 @@ def make_grid(
         if train:
             check_choices(recipe)
         cells = make_cells(table, row, column, recipe, seeds, runs, out, changes)
-        for cell in cells:
-            check_data(cell, recipe)
+        if train:
+            for cell in cells:
+                check_data(cell, recipe)
+        else:  # what stands in a run's place and is another one is not shown
+            cells = [cell for cell in cells if not cell.run.finished() or own_recipe(cell.run, cell.recipe)]
         lacks = lacking(recipe) if train else []
         if lacks:  # what was trained elsewhere can be shown all the same
             cells = [cell for cell in cells if cell.run.finished()]
@@ -106,13 +109,21 @@ def make_cells(
     for seed in range(seeds):
         seeded = Recipe.from_tree({**recipe.tree(), "seed": seed})
         run = RunDirectory(runs.setdefault(identity(seeded), folder / table.id / f"{name},seed={seed}"))
-        trained = run.recipe() if run.finished() else seeded  # with the paths that it had
-        cells.append(Cell({"setting": column.title, "row": row.name, "seed": seed}, trained, run))
+        place = {"setting": column.title, "row": row.name, "seed": seed}
+        cells.append(Cell(place, own_recipe(run, seeded) or seeded, run))
     return cells
 
 
+def own_recipe(run: RunDirectory, recipe: Recipe) -> Recipe | None:
+    """What a finished run was trained with, if that is `recipe` but for the paths."""
+    try:
+        return own if run.finished() and identity(own := run.recipe()) == identity(recipe) else None
+    except FinesslError:  # of another version
+        return None
+
+
 def check_data(cell: Cell, recipe: Recipe) -> None:
-    """A finished run counts for the data that `recipe` names only if it saw the same images and labels."""
+    """A finished run counts for the data that `recipe` names only if it saw the same; asked where the folder differs."""
     data, known = recipe.data, cell.run.meta().get("data_fingerprint")
     if not known or data.root is None or data.root == cell.recipe.data.root:
         return
@@ -120,7 +131,8 @@ def check_data(cell: Cell, recipe: Recipe) -> None:
     if data_lacks(data.source, data.root, options) or data_fingerprint(data.source, data.root, options) == known:
         return
     raise FinesslError(
-        f"{cell.run.path} was trained on other images or labels ({cell.recipe.data.root}) than {data.root} holds. "
+        f"{cell.run.path} was trained on other images, labels or another order of them ({cell.recipe.data.root}) "
+        f"than {data.root} holds. "
         "Name another --out, or that --root."
     )
 

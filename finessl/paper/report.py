@@ -28,6 +28,7 @@ METRICS: dict[str, tuple[Measure, int]] = {  # with the decimals to show
     "steps": (lambda meta, recipe: recipe.train.steps, 0),
     "total seconds": (lambda meta, recipe: meta["seconds"] / meta["steps"] * recipe.train.steps, 1),
 }
+RECENT = {"pseudo-label accuracy", "confidence"}  # means over the last epoch; the others are of the last step
 ANSWER = {None: "–", True: "yes", False: "no"}
 
 
@@ -105,7 +106,8 @@ def caption(grid: Grid) -> str:
     text = f"{grid.table.number}: {grid.table.title}"
     if grid.cells:
         some = "" if all(cell.run.finished() for cell in grid.cells) else "up to "
-        text += f". Ours: {some}{grid.seeds} seed{'s' if grid.seeds > 1 else ''}, last step"
+        when = "epoch" if {entry.column.metric for entry in grid.entries} & RECENT else "step"
+        text += f". Ours: {some}{grid.seeds} seed{'s' if grid.seeds > 1 else ''}, last {when}"
     share = [f"{grid.scale} of the paper's steps" if grid.scale < 1 else f"{grid.scale} times the paper's steps"]
     other = [*(share if grid.scale != 1 else []), *departures(grid)]
     return text + (f". NOT THE PAPER'S SETTING: {', '.join(other)}" if other else "")
@@ -133,7 +135,7 @@ def other_weights(grid: Grid) -> list[str]:
         if entry.recipe.model.weights and cell.run.finished()
     }
     return [
-        f"finished with the weights {old}, taken to be those of {new}"
+        f"finished with the weights {old or 'of the hub'}, taken to be those of {new}"
         for new, old in sorted(pairs, key=str)
         if old != new
     ]

@@ -74,7 +74,7 @@ class RunDirectory:
             write_atomically(self.recipe_file, recipe.toml())
 
     def holds_work(self) -> bool:
-        return self.metrics_file.exists() or self.checkpoints.exists()
+        return self.metrics_file.exists() or self.checkpoints.exists() or self.finished()
 
     def recipe(self) -> Recipe:
         if not self.recipe_file.exists():
@@ -109,7 +109,7 @@ class RunDirectory:
         """Confidences and the accuracy of pseudo-labels, in the mean over the last so many steps."""
         rows = [row for row in self.metrics() if row.get("kind") == "train"]
         rows = [row for row in rows if row["step"] > rows[-1]["step"] - steps]
-        names = [name for row in rows[-1:] for name in row if name.startswith(("pseudo", "confidence"))]
+        names = dict.fromkeys(name for row in rows for name in row if name.startswith(("pseudo", "confidence")))
         return {name: mean(row[name] for row in rows if name in row) for name in names}
 
     def figures(self) -> dict[str, Any]:

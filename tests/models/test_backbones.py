@@ -215,6 +215,13 @@ def test_pickled_code_is_not_run(tmp_path: Path) -> None:
     assert "weights_only" not in str(refused.value)
 
 
+@pytest.mark.parametrize("content", [b"hello world", b"", b"PK\x03\x04", b"\x80\x02}q\x00(", bytes(64)])
+def test_what_is_no_weights_file_is_said_so(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "w.pt").write_bytes(content)
+    with pytest.raises(FinesslError, match="w.pt cannot be read as weights"):
+        load_weights(tiny_clip(), tmp_path / "w.pt")
+
+
 def test_every_alias_names_a_model_of_timm() -> None:
     for name, alias in BACKBONES.items():
         if alias.timm is not None:

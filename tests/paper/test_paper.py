@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from finessl.cli import app
+from finessl.engines import run_cells
 from finessl.errors import FinesslError
 from finessl.paper import needs
 from finessl.paper.contents import Value, read_table
@@ -78,6 +79,18 @@ def test_tables_share_runs_of_the_same_recipe_wherever_they_lie(tmp_path: Path) 
         first, second = entry.cells
         assert second.run.path == elsewhere.path and second.run.finished()
         assert first.run.path == tmp_path / table / f"CIFAR-100,N4,{entry.row.name},steps=15000,seed=0"
+
+
+def test_another_run_in_a_runs_place_is_neither_shown_nor_taken(tmp_path: Path) -> None:
+    words = ["cifar100", "N4", "finessl"]
+    (cell,) = shown("main", tmp_path, words, 1).cells
+    finish(cell.run, Recipe.read("released", {"train.lr": 0.5}), accuracy=0.5)
+    assert tabulate(shown("main", tmp_path, words, 1)).rows[0][2] == "–"
+    (again,) = make_grid(read_table("main"), tmp_path, only=words, seeds=1).cells
+    with pytest.raises(FinesslError, match="holds a run of another recipe"):
+        run_cells([again], engine="print", say=lambda line: None)
+    cell.run.recipe_file.write_text("[train]\nflux = 1\n")  # of another version: not readable
+    assert tabulate(shown("main", tmp_path, words, 1)).rows[0][2] == "–"
 
 
 def test_places_of_one_table_share_runs(tmp_path: Path) -> None:
@@ -219,7 +232,7 @@ def test_finished_runs_count_for_the_data_that_they_saw(no_hub: None, shapes: Pa
     assert [cell.run.finished() for cell in grid.cells] == [True]
     assert [cell.recipe.data.root for cell in grid.cells] == [str(tmp_path / "here")]
     assert not any("taken to be" in note for note in tabulate(grid).notes)
-    with pytest.raises(FinesslError, match=r"trained on other images or labels \(.*here\) than .*other holds"):
+    with pytest.raises(FinesslError, match=r"trained on other images, labels .*\(.*here\) than .*other holds"):
         planned("other", weights)
     note = f"finished with the weights {weights}, taken to be those of {again}"
     assert note in tabulate(planned("here", again)).notes
@@ -288,7 +301,7 @@ def test_mistakes_are_named_before_anything_is_planned(no_hub: None, tmp_path: P
             run(*words, "--set", setting)
     with pytest.raises(FinesslError, match="--only takes parts of one table"):
         run("--only", "N4")
-    with pytest.raises(FinesslError, match="nothing of imagenet could be run"):
+    with pytest.raises(FinesslError, match="nothing of imagenet could be run. Lacking: .*data imagenet: give --root"):
         run("imagenet", "--out", str(tmp_path))
 
 
