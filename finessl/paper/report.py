@@ -105,7 +105,7 @@ def tabulate_settings(grid: Grid) -> Tabulated:
 def caption(grid: Grid) -> str:
     text = f"{grid.table.number}: {grid.table.title}"
     if grid.cells:
-        some = "" if all(cell.run.finished() for cell in grid.cells) else "up to "
+        some = "up to " if grid.seeds > 1 and not all(cell.run.finished() for cell in grid.cells) else ""
         when = "epoch" if {entry.column.metric for entry in grid.entries} & RECENT else "step"
         text += f". Ours: {some}{grid.seeds} seed{'s' if grid.seeds > 1 else ''}, last {when}"
     share = [f"{grid.scale} of the paper's steps" if grid.scale < 1 else f"{grid.scale} times the paper's steps"]
