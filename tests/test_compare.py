@@ -309,11 +309,9 @@ def test_compare_says_what_is_missing(shapes: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_grid_is_checked_before_it_starts(tmp_path: Path, field: str, value: object, message: str) -> None:
-    good, bad = (
-        Recipe.read("released"),
-        Recipe.read("released", {"split.name": "per-class", "split.seed": 1, field: value}),
-    )
-    cells = [compare.Cell({"seed": n}, recipe, RunDirectory(tmp_path / str(n))) for n, recipe in enumerate((good, bad))]
+    split = {"split.name": "per-class", "split.seed": 1}
+    recipes = [Recipe.read("released", split), Recipe.read("released", {**split, field: value})]
+    cells = [compare.Cell({"seed": n}, recipe, RunDirectory(tmp_path / str(n))) for n, recipe in enumerate(recipes)]
     with pytest.raises(FinesslError, match=message):
         run_cells(cells, engine="print")
     assert list(tmp_path.iterdir()) == []

@@ -38,9 +38,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         content = _read_torchscript(path) or torch.load(path, map_location="cpu", weights_only=True)
     except BROKEN as error:
         first = str(error).splitlines()[0] if str(error) else "the file is cut short"
-        if not isinstance(
-            error, (RuntimeError, EOFError)
-        ):  # PyTorch advises to run whatever the file says, or has no words
+        if not isinstance(error, (RuntimeError, EOFError)):  # whose words are of no use: "run it all the same", "101"
             first = "it is no PyTorch file, or holds more than tensors"
         raise FinesslError(
             f"{path} cannot be read as weights ({first}). Give a safetensors file, or a PyTorch file of tensors alone."

@@ -131,9 +131,8 @@ def check_data(cell: Cell, recipe: Recipe) -> None:
     if data_lacks(data.source, data.root, options) or data_fingerprint(data.source, data.root, options) == known:
         return
     raise FinesslError(
-        f"{cell.run.path} was trained on other images, labels or another order of them ({cell.recipe.data.root}) "
-        f"than {data.root} holds. "
-        "Name another --out, or that --root."
+        f"{cell.run.path} was trained on other images, labels or another order of them ({cell.recipe.data.root}) than "
+        f"{data.root} holds. Name another --out, or that --root."
     )
 
 

@@ -113,7 +113,8 @@ class RunDirectory:
         return {name: mean(row[name] for row in rows if name in row) for name in names}
 
     def figures(self) -> dict[str, Any]:
-        """What a table shows of a finished run: meta.json, and `recent` over its last epoch."""
+        """What a table shows of a finished run: meta.json, with `recent` over its last epoch (in older runs' meta.json
+        those are of the last few steps)."""
         recorded = self.recent(self.recipe().train.epoch_steps) if self.metrics_file.exists() else {}
         return {**self.meta(), **recorded}
 

@@ -55,7 +55,7 @@ def test_a_seed_is_a_run(shapes: Path, tmp_path: Path) -> None:
 
 
 def test_metrics_and_evaluations(shapes: Path, tmp_path: Path) -> None:
-    train(recipe(shapes), tmp_path / "run", SETTINGS)
+    meta = train(recipe(shapes), tmp_path / "run", SETTINGS)
     rows = RunDirectory(tmp_path / "run").metrics()
     assert [row["step"] for row in rows if row["kind"] == "test"] == [5, 10, 12]
     lines = [row for row in rows if row["kind"] == "train"]
@@ -63,6 +63,8 @@ def test_metrics_and_evaluations(shapes: Path, tmp_path: Path) -> None:
     for row in lines:
         assert {"loss", "loss_labeled", "loss_unlabeled", "used", "confidence", "pseudo_accuracy", "lr"} <= set(row)
     assert lines[0]["lr"] == pytest.approx(0.01 * 0.5 * (1 + np.cos(np.pi * 2 / 12)))
+    for name in ("confidence", "pseudo_accuracy"):  # in the mean over the last epoch, 5 steps: the last two lines
+        assert meta[name] == pytest.approx((lines[2][name] + lines[3][name]) / 2)
 
 
 @pytest.mark.parametrize(("method", "stop"), [("grip", 7), ("pseudo-label", 5), ("freematch", 4)])
