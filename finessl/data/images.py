@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -23,6 +24,7 @@ EXTENSIONS = frozenset({
     ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx", ".avif", ".tga", ".ico", ".pcx", ".qoi", ".sgi", ".dds", ".xbm",
 })
 # fmt: on
+PIECE = 1 << 14  # bytes of each of the three pieces that identify a large file
 ORIENTATION = 0x0112  # the EXIF tag, and what undoes each of its values
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -165,6 +167,25 @@ def _reason(error: Exception, source: Source) -> ImageError:
     return ImageError(f"broken: {text or type(error).__name__}")
 
 
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a file for reading; ImageError for a pipe, a socket or a device, whose reading may never end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ImageError("not a regular file")
+    return open(path, "rb")
+
+
+def excerpt_of(file: BinaryIO, size: int, start: int = 0) -> bytes:
+    """Of the `size` bytes from `start` on: all where they are few, else pieces from the beginning, middle and end."""
+    if size <= 3 * PIECE:
+        file.seek(start)
+        return file.read(size)
+    pieces = []
+    for place in (0, (size - PIECE) // 2, size - PIECE):
+        file.seek(start + place)
+        pieces.append(file.read(PIECE))
+    return b"".join(pieces)
+
+
 class Images(Protocol):
     """A sequence of images that may lie anywhere."""
 
@@ -184,6 +205,10 @@ class Images(Protocol):
 
     def content(self, i: int) -> bytes:
         """What identifies the image: its file, or its pixels where it has none."""
+        ...
+
+    def excerpt(self, i: int) -> bytes:
+        """`content` where it is short, else its beginning, middle and end (`excerpt_of`); ImageError as `read`."""
         ...
 
     def take(self, indices: np.ndarray) -> Images: ...
@@ -218,6 +243,9 @@ class ArrayImages:
     def content(self, i: int) -> bytes:
         return self.array[i].tobytes()
 
+    def excerpt(self, i: int) -> bytes:
+        return excerpt_of(io.BytesIO(self.content(i)), self.array[i].nbytes)
+
     def take(self, indices: np.ndarray) -> ArrayImages:
         return ArrayImages(self.array[indices], self.prefix, self.numbers[indices])
 
@@ -250,7 +278,15 @@ class FileImages:
 
     def content(self, i: int) -> bytes:
         try:
-            return self.path(i).read_bytes()
+            with open_regular(self.path(i)) as file:
+                return file.read()
+        except OSError as error:
+            raise _reason(error, b"") from error
+
+    def excerpt(self, i: int) -> bytes:
+        try:
+            with open_regular(self.path(i)) as file:
+                return excerpt_of(file, os.fstat(file.fileno()).st_size)
         except OSError as error:
             raise _reason(error, b"") from error
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from finessl.data.images import EXTENSIONS, ImageError, decode, probe
+from finessl.data.images import EXTENSIONS, ImageError, decode, excerpt_of, open_regular, probe
 from finessl.data.paths import PathTable
 from finessl.errors import FinesslError
 
@@ -94,15 +97,24 @@ class ShardImages:
         """The image file itself (or no more than its first bytes)."""
         size = int(self.paths.sizes[i])
         wanted = size if most is None else min(size, most)
-        try:
-            with open(self.root / self.shards[self.shard_of[i]], "rb") as file:
-                file.seek(int(self.starts[i]))
-                data = file.read(wanted)
-        except OSError as error:
-            raise ImageError(f"the shard cannot be read: {error.strerror or error}") from error
+        with self._opened(i) as file:
+            file.seek(int(self.starts[i]))
+            data = file.read(wanted)
         if len(data) < wanted:
             raise ImageError("the shard has been cut short since it was indexed")
         return data
+
+    def excerpt(self, i: int) -> bytes:
+        with self._opened(i) as file:
+            return excerpt_of(file, int(self.paths.sizes[i]), int(self.starts[i]))
+
+    @contextmanager
+    def _opened(self, i: int) -> Iterator[BinaryIO]:
+        try:
+            with open_regular(self.root / self.shards[self.shard_of[i]]) as file:
+                yield file
+        except OSError as error:
+            raise ImageError(f"the shard cannot be read: {error.strerror or error}") from error
 
     def read(self, i: int, *, shorter: int | None = None, square: int | None = None) -> np.ndarray:
         return decode(self.content(i), shorter=shorter, square=square)

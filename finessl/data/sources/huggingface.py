@@ -6,13 +6,14 @@ Needs the library `datasets` (pip install 'finessl[huggingface]'). Images stay i
 from __future__ import annotations
 
 import hashlib
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from finessl.data.dataset import Dataset, label_ids, some
-from finessl.data.images import ImageError, decode, probe
+from finessl.data.images import ImageError, decode, excerpt_of, open_regular, probe
 from finessl.data.index import natural
 from finessl.data.sources.folder import TESTS
 from finessl.errors import FinesslError
@@ -120,9 +121,14 @@ class ArrowImages:
         if value.get("bytes") is not None:
             return bytes(value["bytes"])
         try:
-            return Path(value["path"]).read_bytes()
+            with open_regular(value["path"]) as file:
+                return file.read()
         except OSError as error:
             raise ImageError(f"cannot be read: {error.strerror or error}") from error
+
+    def excerpt(self, i: int) -> bytes:
+        content = self.content(i)
+        return excerpt_of(io.BytesIO(content), len(content))
 
     def read(self, i: int, *, shorter: int | None = None, square: int | None = None) -> np.ndarray:
         return decode(self.content(i), shorter=shorter, square=square)

@@ -1,0 +1,31 @@
+"""What images contain, as one short digest: names and file sizes cannot tell an image from one put in its place."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from finessl.data.images import ImageError, Images
+
+SAMPLE = 1_000  # images
+
+
+def content_digest(images: Images, sample: int = SAMPLE, always: np.ndarray | None = None) -> str:
+    """Of the content of up to `sample` images, evenly spaced, and of those at the positions `always`.
+
+    The same wherever the images are kept and whenever they were written. An image counts by an excerpt of its file
+    (`Images.excerpt`), an unreadable one as such. A change to an image outside the sample is not seen.
+    """
+    chosen = np.linspace(0, len(images) - 1, min(sample, len(images))).astype(np.int64)
+    if always is not None:
+        chosen = np.union1d(chosen, always)
+    digest = hashlib.blake2b(f"{len(images)}".encode(), digest_size=16)
+    for i in chosen.tolist():
+        try:
+            part = images.excerpt(i)
+        except ImageError:
+            part = b"unreadable"
+        digest.update(f"\0{i} {len(part)}\0".encode())
+        digest.update(part)
+    return digest.hexdigest()
