@@ -7,6 +7,7 @@ classifier.predict(["new.jpg"])
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -15,18 +16,14 @@ __all__ = ["Classifier", "FineSSLClassifier", "FinesslError", "__version__", "lo
 from finessl.errors import FinesslError
 
 if TYPE_CHECKING:
-    from finessl.api import FineSSLClassifier, train
+    from finessl.api import train
     from finessl.classifier import Classifier, load
+    from finessl.estimator import FineSSLClassifier
 
 
 def __getattr__(name: str) -> Any:
-    """torch and timm are imported when they are needed, not when finessl is."""
-    if name in ("Classifier", "load"):
-        from finessl import classifier
-
-        return getattr(classifier, name)
-    if name in ("FineSSLClassifier", "train"):
-        from finessl import api
-
-        return getattr(api, name)
+    """Import torch, timm and scikit-learn when they are needed, not with finessl."""
+    modules = {"Classifier": "classifier", "load": "classifier", "train": "api", "FineSSLClassifier": "estimator"}
+    if name in modules:
+        return getattr(import_module(f"finessl.{modules[name]}"), name)
     raise AttributeError(f"module 'finessl' has no attribute {name!r}")

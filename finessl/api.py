@@ -1,16 +1,12 @@
-"""Training from Python: `finessl.train(folder, out=…)`, and arrays in scikit-learn's manner."""
+"""Training from Python: `finessl.train(folder, out=…)`."""
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from finessl.classifier import Classifier, load
 from finessl.data.dataset import Dataset
-from finessl.data.images import ArrayImages, to_bytes
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe
 from finessl.registry import nearest
@@ -80,65 +76,3 @@ def train(
         data if isinstance(data, Dataset) else None,
     )
     return load(out, device=device)
-
-
-class FineSSLClassifier:
-    """fit(X, y) and predict(X) on arrays: X is uint8 [n, h, w, 3] (or floats in 0…1), y holds class labels and −1 for
-    unlabeled images.
-
-        model = FineSSLClassifier(backbone="embedded", steps=300).fit(X, y)
-        model.predict(X_new)
-
-    After fit: `classes_`, `classifier_` (a Classifier), `transduction_` (predicted labels of X).
-    """
-
-    def __init__(
-        self, *, out: str | Path | None = None, device: str = "auto", quiet: bool = True, **fields: Any
-    ) -> None:
-        self.out, self.device, self.quiet, self.fields = out, device, quiet, fields
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        return {"out": self.out, "device": self.device, "quiet": self.quiet, **self.fields}
-
-    def set_params(self, **parameters: Any) -> FineSSLClassifier:
-        for name in ("out", "device", "quiet"):
-            if name in parameters:
-                setattr(self, name, parameters.pop(name))
-        self.fields.update(parameters)
-        return self
-
-    def fit(self, X: np.ndarray, y: np.ndarray) -> FineSSLClassifier:
-        X, y = as_images(X), np.asarray(y)
-        if y.shape != (len(X),):
-            raise FinesslError(f"X holds {len(X)} images, but y has shape {y.shape}; y needs one label an image.")
-        known = y != -1
-        if not known.any():
-            raise FinesslError("y holds no label at all, only −1; at least two classes need a labeled image each.")
-        self.classes_ = np.unique(y[known])
-        labels = np.full(len(y), -1, np.int64)
-        labels[known] = np.searchsorted(self.classes_, y[known])
-        dataset = Dataset("arrays", [str(c) for c in self.classes_], ArrayImages(X, "X"), labels, None, None, known)
-        with tempfile.TemporaryDirectory(prefix="finessl-") as scratch:
-            self.classifier_ = train(
-                dataset, out=self.out or Path(scratch) / "run", device=self.device, quiet=self.quiet, **self.fields
-            )
-        self.transduction_ = self.predict(X)
-        return self
-
-    def predict(self, X: np.ndarray) -> np.ndarray:
-        return self.classes_[self.predict_proba(X).argmax(1)]
-
-    def predict_proba(self, X: np.ndarray) -> np.ndarray:
-        return self.classifier_.predict_proba(as_images(X))
-
-    def score(self, X: np.ndarray, y: np.ndarray) -> float:
-        return float((self.predict(X) == np.asarray(y)).mean())
-
-
-def as_images(X: np.ndarray) -> np.ndarray:
-    X = np.asarray(X)
-    if X.ndim == 3:
-        X = np.repeat(X[..., None], 3, axis=3)
-    if X.ndim != 4 or X.shape[3] != 3:
-        raise FinesslError(f"X has shape {X.shape}; expected [n, h, w, 3], or [n, h, w] for grey images.")
-    return np.ascontiguousarray(to_bytes(X, "X"))

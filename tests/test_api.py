@@ -1,4 +1,4 @@
-"""The Python interface: train, load, predict on every kind of image; arrays in scikit-learn's manner."""
+"""The Python interface: train, load, predict on every kind of image."""
 
 from __future__ import annotations
 
@@ -91,44 +91,6 @@ def test_unknown_argument(shapes: Path, tmp_path: Path) -> None:
 def test_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(FinesslError, match="holds no classifier"):
         finessl.load(tmp_path)
-
-
-def arrays(count: int = 24) -> tuple[np.ndarray, np.ndarray]:
-    """Red, green and blue images: what even a random network tells apart."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(count) % 3
-    images = rng.integers(0, 60, (count, 32, 32, 3), dtype=np.uint8)
-    images[np.arange(count), :, :, labels] += 150
-    return images, labels
-
-
-def test_arrays_in_sklearns_manner() -> None:
-    images, colours = arrays()
-    y = np.where(np.arange(24) < 9, colours + 5, -1)  # labels need not be 0 … C−1
-    model = finessl.FineSSLClassifier(
-        settings={**RANDOM, "method.name": "supervised", "train.lr": 0.1}, **{**TINY, "steps": 30}
-    )
-    model.fit(images, y)
-    assert model.classes_.tolist() == [5, 6, 7]
-    assert model.score(images, colours + 5) > 0.9, "a random network must tell red from green from blue"
-    assert model.transduction_.shape == (24,)
-    assert model.predict_proba(images[:2]).shape == (2, 3)
-    assert model.get_params()["backbone"] == "vit_tiny_patch16_224"
-
-
-@pytest.mark.parametrize(
-    ("X", "y", "message"),
-    [
-        (np.zeros((4, 8, 8, 3), np.uint8), np.zeros(3), "one label an image"),
-        (np.zeros((4, 8, 8, 3), np.uint8), np.full(4, -1), "no label at all"),
-        (np.zeros((4, 8, 8, 2), np.uint8), np.zeros(4), "expected"),
-        (np.full((4, 8, 8, 3), 7.0), np.zeros(4), "floats outside"),
-        (np.zeros((4, 8, 8, 3), np.uint8), np.zeros(4, int), "two classes"),
-    ],
-)
-def test_bad_arrays(X: np.ndarray, y: np.ndarray, message: str) -> None:
-    with pytest.raises(FinesslError, match=message):
-        finessl.FineSSLClassifier(**TINY).fit(X, y)
 
 
 def test_a_classifier_follows_its_runs_precision(shapes: Path, tmp_path: Path) -> None:
