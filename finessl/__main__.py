@@ -1,3 +1,29 @@
-from finessl.cli import main
+"""`finessl` and `python -m finessl`."""
 
-main()
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C raises KeyboardInterrupt. During an import the process ends at once instead: an exception there can abort
+    a C++ library that is being loaded."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"finessl: interrupted.\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, interrupt)
+    from finessl.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from finessl.data.augment import normalise
-from finessl.data.images import decode, to_bytes, to_rgb
+from finessl.data.images import ImageError, decode, to_bytes, to_rgb
 from finessl.data.ops import upload
 from finessl.errors import FinesslError
 from finessl.models.backbones import create_backbone
@@ -188,7 +188,15 @@ def squash(image: np.ndarray, size: int) -> np.ndarray:
 def pixels(image: ImageLike, position: int, size: int) -> np.ndarray:
     """Any kind of image as uint8 RGB [h, w, 3]; files that are larger than `size` squashed to it, as in evaluation."""
     if isinstance(image, (str, os.PathLike)):
-        return decode(image, square=size)
+        if os.path.isdir(image):
+            raise FinesslError(
+                f"{os.fspath(image)} is a folder; pass its files, for example sorted(Path(folder).rglob('*.jpg')), or "
+                "run finessl predict RUN FOLDER."
+            )
+        try:
+            return decode(image, square=size)
+        except ImageError as error:
+            raise ImageError(f"{os.fspath(image)}: {error}") from error
     if isinstance(image, Image.Image):
         return np.asarray(to_rgb(image))
     array = image.detach().cpu().numpy() if isinstance(image, Tensor) else np.asarray(image)

@@ -22,7 +22,7 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Finding:
-    state: Literal["ok", "missing", "problem"]
+    state: Literal["ok", "none", "problem"]  # none: optional, and not there
     what: str
     finding: str
 
@@ -41,7 +41,7 @@ def examine() -> list[Finding]:
         findings.append(
             Finding("ok", name, version)
             if version
-            else Finding("missing", name, f"only for {use}: pip install 'finessl[{extra}]'")
+            else Finding("none", name, f"optional, for {use}: pip install 'finessl[{extra}]'")
         )
     return findings + machine() + files()
 
@@ -56,6 +56,7 @@ def version_of(package: str) -> str | None:
 def machine() -> list[Finding]:
     import torch
 
+    from finessl.data.dataset import count_of
     from finessl.training.precision import multiplies_bf16
 
     findings = []
@@ -67,15 +68,10 @@ def machine() -> list[Finding]:
                 Finding("ok", f"cuda:{number}", f"{name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free")
             )
     else:
-        findings.append(
-            Finding("missing", "GPU", "none that torch can use: small backbones and short runs work on the CPU")
-        )
-    bf16 = multiplies_bf16(torch.device("cpu"))
-    findings.append(
-        Finding(
-            "ok", "CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, bf16 {'yes' if bf16 else 'no'}"
-        )
-    )
+        findings.append(Finding("none", "GPU", "optional; small backbones and short runs work on the CPU"))
+    bf16 = "yes" if multiplies_bf16(torch.device("cpu")) else "no"
+    cores, threads = count_of(os.cpu_count() or 1, "core"), count_of(torch.get_num_threads(), "thread")
+    findings.append(Finding("ok", "CPU", f"{cores}, {threads}, bf16 {bf16}"))
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         page, gib = os.sysconf("SC_PAGE_SIZE"), 2**30
         available, whole = os.sysconf("SC_AVPHYS_PAGES") * page / gib, os.sysconf("SC_PHYS_PAGES") * page / gib
@@ -103,7 +99,7 @@ def files() -> list[Finding]:
             Finding("ok", "hub cache", f"{cache}: {', '.join(cached)}")
             if cached
             else Finding(
-                "missing", "hub cache", f"{cache} is empty: weights are downloaded when needed, or --weights FILE"
+                "none", "hub cache", f"{cache} is empty: weights are downloaded when needed, or --weights FILE"
             )
         )
     except ImportError:

@@ -1,25 +1,30 @@
-"""A trained classifier on images: accuracy by class (`finessl evaluate`), classes of files (`finessl predict`)."""
+"""Accuracy of a trained classifier on labeled images that it was not trained on: `finessl evaluate`."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from finessl.analysis.metrics import Interval, wilson
 from finessl.classifier import Classifier, load, squash
-from finessl.data.images import EXTENSIONS, FileImages, ImageError, Images
-from finessl.data.paths import PathTable
+from finessl.data.dataset import Dataset, broken_files, count_of, some
+from finessl.data.images import ImageError, Images
 from finessl.data.sources import open_dataset
+from finessl.data.splits import Split
 from finessl.errors import FinesslError
 from finessl.training.experiment import open_source
 from finessl.training.rundir import RunDirectory
 
-BATCH = 256
+BATCH = 256  # images decoded while the model works on the batch before
+MAX_COMPARED = 200_000  # images whose files are compared with the training images; more would take many minutes
+NEW, UNLABELED, LABELED = 0, 1, 2  # how training used an image: not at all, without its label, with its label
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,11 @@ class Evaluation:
     data: str
     images: int
     accuracy: float
+    interval: Interval  # 95 %
     classes: list[tuple[str, int, float]]  # name, images, recall
+    unreadable: list[tuple[str, str]] = field(default_factory=list)  # (image, reason): not measured
+    left_out: int = 0  # images that training used: not measured
+    notes: list[str] = field(default_factory=list)  # what the accuracy does not say by itself
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -40,40 +49,163 @@ def evaluate_run(
     root: str | None = None,
     weights: str | None = None,
     device: str = "auto",
+    include_unlabeled: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Accuracy on the run's own test images, or on the images of another source that have its classes."""
+    """Accuracy on the run's own test images, or on the labeled images of other data.
+
+    Images of other data that training used are left out. `include_unlabeled` keeps those whose labels training did not
+    see. Where no image is left to measure on, an error says why.
+    """
     classifier = load(run, weights=weights, device=device)
+    own = data is None
     if data is None:
-        recipe = RunDirectory(run).recipe()
+        recipe = RunDirectory(run_folder(run)).recipe()
         data, dataset = recipe.data.source, open_source(recipe)
+        if dataset.test is None or dataset.test_labels is None:
+            raise FinesslError(
+                f"{data} has no test images. Accuracy on the training images would say nothing: the classifier was "
+                "trained on them. Put labeled images that training has not seen into test/CLASS/, or name a folder of "
+                f"them: finessl evaluate {run} DATA."
+            )
     else:
         dataset = open_dataset(data, root=root)
+    images, use, truth = labeled_images(dataset, classifier, data)
+
+    notes, left_out = [], 0
+    try:
+        seen = used_in_training(run, images.take(use))
+    except FinesslError as error:
+        seen = np.full(len(use), NEW)
+        notes.append(f"It was not checked whether training used some of these images. {error}")
+    if own:
+        if count := int((seen != NEW).sum()):
+            notes.append(
+                f"{count:,} of these test images {'is' if count == 1 else 'are'} also in the training data, so the "
+                f"accuracy is overstated. finessl inspect {data} names them."
+            )
+    else:
+        keep = seen < (LABELED if include_unlabeled else UNLABELED)
+        if not keep.any():
+            raise FinesslError(all_used(data, seen, include_unlabeled))
+        left_out, use, truth, seen = int((~keep).sum()), use[keep], truth[keep], seen[keep]
+        if left_out:
+            were = "was not measured: training used it" if left_out == 1 else "were not measured: training used them"
+            notes.append(f"{count_of(left_out, 'labeled image')} {were}.")
+        if count := int((seen != NEW).sum()):
+            notes.append(
+                f"Training used {count:,} of the {len(use):,} images without their labels. Accuracy on new images may "
+                "be lower."
+            )
+
+    predicted, unreadable = np.full(len(use), -1), []
+    for positions, probabilities, broken in predict_images(classifier, images.take(use), progress):
+        predicted[positions] = probabilities.argmax(1)
+        unreadable += [(images.key(int(use[i])), reason) for i, reason in broken]
+    read = predicted >= 0
+    if not read.any():
+        raise FinesslError(f"no image of {data} could be measured: {broken_files(unreadable)}")
+    truth, right = truth[read], predicted[read] == truth[read]
+    counts = np.bincount(truth, minlength=len(classifier.classes))
+    hits = np.bincount(truth[right], minlength=len(classifier.classes))
+    rows = [(n, int(c), float(h / max(c, 1))) for n, c, h in zip(classifier.classes, counts, hits, strict=True)]
+    interval = wilson(int(right.sum()), len(right))
+    return Evaluation(data, len(right), float(right.mean()), interval, rows, unreadable, left_out, notes)
+
+
+def labeled_images(dataset: Dataset, classifier: Classifier, name: str) -> tuple[Images, np.ndarray, np.ndarray]:
+    """The test images (or all, where there is no test set); positions and classes of those that the classifier knows."""
     if dataset.test is not None and dataset.test_labels is not None:
         images, labels = dataset.test, dataset.test_labels
     else:
         images, labels = dataset.train, dataset.train_labels
     number = {name: k for k, name in enumerate(classifier.classes)}
-    known = np.array([number.get(name, -1) for name in dataset.classes])
-    truth = np.where(labels >= 0, known[np.maximum(labels, 0)], -1)
+    truth = np.array([*(number.get(name, -1) for name in dataset.classes), -1])[labels]
     use = np.flatnonzero(truth >= 0)
     if not len(use):
         raise FinesslError(
-            f"{data} has no labeled test image of the classifier's classes ({', '.join(classifier.classes[:5])}…)."
+            f"{name} has no labeled image of the classifier's classes ({some(classifier.classes)}). Its classes are "
+            f"{some(dataset.classes)}."
         )
-    predicted = np.full(len(truth), -1)
-    for index, probabilities, _ in predict_images(classifier, images.take(use), progress):
-        predicted[use[index]] = probabilities.argmax(1)
-    use = use[predicted[use] >= 0]
-    right = predicted[use] == truth[use]
-    counts = np.bincount(truth[use], minlength=len(classifier.classes))
-    hits = np.bincount(truth[use][right], minlength=len(classifier.classes))
-    rows = [(n, int(c), float(h / max(c, 1))) for n, c, h in zip(classifier.classes, counts, hits, strict=True)]
-    return Evaluation(data, len(use), float(right.mean()), rows)
+    return images, use, truth[use]
+
+
+def all_used(data: str, seen: np.ndarray, include_unlabeled: bool) -> str:
+    labeled = int((seen == LABELED).sum())
+    text = (
+        f"{data} holds no image to measure on: training used all {len(seen):,} labeled images of the classifier's "
+        f"classes, {labeled:,} of them with their labels. Name images that training has not seen"
+    )
+    if labeled < len(seen) and not include_unlabeled:
+        text += ", or add --include-unlabeled to measure on those whose labels it did not see"
+    return f"{text}."
+
+
+# ---- what training used ---------------------------------------------------------------------------------------------
+
+
+def run_folder(run: str | Path) -> Path:
+    """The run directory of a path that may also be its classifier/ folder."""
+    path = Path(run)
+    return path.parent if (path / "classifier.json").exists() and not (path / "recipe.toml").exists() else path
+
+
+def used_in_training(run: str | Path, images: Images) -> np.ndarray:
+    """[n] NEW, UNLABELED or LABELED for each image, by the content of its file. An error says why nobody can tell."""
+    folder = RunDirectory(run_folder(run))
+    dataset = open_source(folder.recipe())
+    use = np.full(len(dataset.train), UNLABELED)
+    try:
+        split = Split.load(folder.split_file, dataset)
+    except FinesslError:  # the data has changed since: every image of it may have been used
+        pass
+    else:
+        use[:] = NEW
+        use[split.unlabeled] = UNLABELED
+        use[split.labeled] = LABELED
+    candidates, wanted = np.flatnonzero(use), np.arange(len(images))
+    theirs, ours = file_sizes(dataset.train), file_sizes(images)
+    if theirs is not None and ours is not None:  # files of different sizes differ
+        candidates = candidates[np.isin(theirs[candidates], ours)]
+        wanted = wanted[np.isin(ours, theirs[candidates])]
+    if len(candidates) + len(wanted) > MAX_COMPARED:
+        raise FinesslError(
+            f"There are {len(candidates):,} training images to compare them with, over {MAX_COMPARED:,}."
+        )
+    known: dict[bytes, int] = {}
+    for i, digest in digests(dataset.train, candidates):
+        known[digest] = max(known.get(digest, NEW), int(use[i]))
+    seen = np.full(len(images), NEW)
+    for i, digest in digests(images, wanted):
+        seen[i] = known.get(digest, NEW)
+    return seen
+
+
+def file_sizes(images: Images) -> np.ndarray | None:
+    paths = getattr(images, "paths", None)
+    return None if paths is None else np.asarray(paths.sizes)
+
+
+def digests(images: Images, positions: np.ndarray) -> Iterator[tuple[int, bytes]]:
+    """(position, hash of an excerpt of the file) of every image that can be read."""
+
+    def digest(i: int) -> bytes | None:
+        try:
+            return hashlib.blake2b(images.excerpt(i), digest_size=16).digest()
+        except ImageError:
+            return None
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for i, found in zip(positions.tolist(), pool.map(digest, positions.tolist()), strict=True):
+            if found is not None:
+                yield i, found
+
+
+# ---- images through the classifier ----------------------------------------------------------------------------------
 
 
 def reader(images: Images, size: int) -> Callable[[int], np.ndarray | ImageError]:
-    """Position → the image as the model's input wants it (squashed, as in evaluation), or why there is none."""
+    """Position → the image at the model's input size (squashed, as in evaluation), or why it cannot be read."""
 
     def read(i: int) -> np.ndarray | ImageError:
         try:
@@ -87,7 +219,7 @@ def reader(images: Images, size: int) -> Callable[[int], np.ndarray | ImageError
 def predict_images(
     classifier: Classifier, images: Images, progress: Callable[[int, int], None] | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[tuple[int, str]]]]:
-    """Batches of (positions, probabilities, broken): decoding of the next batch runs while the model works."""
+    """Batches of (positions, probabilities, broken): the next batch is decoded while the model works."""
     read = reader(images, classifier.image_size)
     classifier.expect(len(images))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -103,42 +235,3 @@ def predict_images(
             yield positions, classifier.predict_proba([image for _, image in good]), broken
             if progress is not None:
                 progress(start + len(loaded), len(images))
-
-
-def image_files(folder: Path) -> list[Path]:
-    """The image files in a folder and below it, in order."""
-    found = [Path(top) / name for top, _, names in os.walk(folder) for name in names]
-    return sorted(path for path in found if path.suffix.lower() in EXTENSIONS and not path.name.startswith("."))
-
-
-def predict_files(
-    run: str | Path,
-    paths: list[Path],
-    *,
-    top: int = 1,
-    weights: str | None = None,
-    device: str = "auto",
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[list[list[str]], list[tuple[str, str]]]:
-    """Rows [path, label, confidence, …] of all image files named or found in folders; and (path, reason) of broken ones."""
-    files: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            files += image_files(path)
-        elif path.exists():
-            files.append(path)
-        else:
-            raise FinesslError(f"{path}: no such file or folder.")
-    if not files:
-        raise FinesslError(f"no image files in {', '.join(map(str, paths))}.")
-    classifier = load(run, weights=weights, device=device)
-    images = FileImages(Path(), PathTable.of([file.as_posix() for file in files], [0] * len(files)))
-    rows: list[list[str]] = []
-    broken: list[tuple[str, str]] = []
-    for positions, probabilities, failures in predict_images(classifier, images, progress):
-        order = np.argsort(-probabilities, axis=1)[:, :top]
-        for position, row, best in zip(positions, probabilities, order, strict=True):
-            answers = [text for k in best for text in (classifier.classes[k], f"{row[k]:.4f}")]
-            rows.append([str(files[position]), *answers])
-        broken += [(str(files[position]), reason) for position, reason in failures]
-    return rows, broken

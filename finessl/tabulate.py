@@ -38,20 +38,21 @@ def show(table: Tabulated, form: str = "table") -> None:
     if check_format(form) != "table":
         print(render(table, form))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=150)  # a file or a pipe has no width to fit in
+    from finessl.terminal import console
+
+    out = console()
+    if not out.is_terminal:
+        out = console(width=150)  # a file or a pipe has no width to fit in
     shown = Table(title=table.caption, title_justify="left")
     for number, name in enumerate(table.header):
         shown.add_column(name, justify="left" if number < table.left else "right", overflow="fold")
     for number, row in enumerate(table.rows):
         shown.add_row(*row, end_section=number in table.ends)
-    console.print(shown)
+    out.print(shown)
     for note in table.notes:
-        console.print(f"  {note}", highlight=False, markup=False)
+        out.print(f"  {note}")
 
 
 def render(table: Tabulated, form: str) -> str:

@@ -29,3 +29,19 @@ def stripes(rng: np.random.Generator, kind: int, size: int = 32) -> np.ndarray:
     wave = np.sin(along * rng.uniform(0.6, 0.9) + rng.uniform(0, 6))[..., None]
     image = 128 + 90 * wave * rng.uniform(0.5, 1.0, 3) + rng.normal(0, 15, (size, size, 3))
     return image.clip(0, 255).astype(np.uint8)
+
+
+TINY = [
+    "--backbone", "vit_tiny_patch16_224", "--set", "model.pretrained=false", "--image-size", "32", "--steps", "3",
+    "--batch-size", "4", "--set", "tuning.length=2", "--device", "cpu", "-q",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_run(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on `shapes`: three classes, 12 labeled and 60 other training images, 24 test images."""
+    from finessl.cli import app
+
+    out = tmp_path_factory.mktemp("tiny") / "run"
+    app(["train", str(shapes), "--out", str(out), "-n", "4", *TINY], standalone_mode=False)
+    return out

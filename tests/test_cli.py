@@ -16,22 +16,12 @@ from PIL import Image
 from finessl.cli import app
 from finessl.errors import FinesslError
 
-TINY = [
-    "--backbone", "vit_tiny_patch16_224", "--set", "model.pretrained=false", "--image-size", "32", "--steps", "3",
-    "--batch-size", "4", "--set", "tuning.length=2", "--device", "cpu", "-q",
-]  # fmt: skip
+from .conftest import TINY
 
 
 def call(*words: str | Path) -> None:
     """In this process; a FinesslError comes through as it is."""
     app([str(word) for word in words], standalone_mode=False)
-
-
-@pytest.fixture(scope="module")
-def run(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("cli") / "run"
-    call("train", shapes, "--out", out, "-n", "4", *TINY)
-    return out
 
 
 def own_data(root: Path, shapes: Path, *, labeled: int = 3) -> Path:
@@ -48,46 +38,14 @@ def own_data(root: Path, shapes: Path, *, labeled: int = 3) -> Path:
     return root
 
 
-def test_run_directory(run: Path) -> None:
-    names = {path.name for path in run.iterdir()}
+def test_run_directory(tiny_run: Path) -> None:
+    names = {path.name for path in tiny_run.iterdir()}
     assert {"recipe.toml", "split.json", "metrics.jsonl", "checkpoints", "classifier", "meta.json"} <= names
-    meta = json.loads((run / "meta.json").read_text())
+    meta = json.loads((tiny_run / "meta.json").read_text())
     assert meta["labeled"] == 12 and meta["unlabeled"] == 72 and meta["test"] == 24
     assert meta["versions"]["torch"] and meta["data_fingerprint"] and meta["seconds"] > 0
-    size = sum(path.stat().st_size for path in (run / "classifier").iterdir())
+    size = sum(path.stat().st_size for path in (tiny_run / "classifier").iterdir())
     assert size < 200_000, "the classifier holds the trained parameters, not the backbone"
-
-
-def test_predict(run: Path, shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "broken.jpg").write_bytes(b"not a picture")
-    shutil.copy(shapes / "test" / "down" / "00.png", tmp_path / "good.png")
-    call(
-        "predict",
-        run,
-        tmp_path,
-        shapes / "test" / "across" / "00.png",
-        "--device",
-        "cpu",
-        "--out",
-        tmp_path / "out.csv",
-    )
-    with open(tmp_path / "out.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [Path(row["path"]).name for row in rows] == ["good.png", "00.png"]
-    assert all(row["label"] in ("across", "diagonal", "down") and 0 < float(row["confidence"]) <= 1 for row in rows)
-    assert "skipped" in capsys.readouterr().err
-    call("predict", run, tmp_path / "good.png", "--top", "3", "--device", "cpu")
-    header, row = capsys.readouterr().out.strip().splitlines()
-    assert header == "path,label,confidence,label2,confidence2,label3,confidence3" and len(row.split(",")) == 7
-
-
-def test_evaluate(run: Path, shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call("evaluate", run, "--device", "cpu", "--json")
-    result = json.loads(capsys.readouterr().out)
-    assert result["accuracy"] == pytest.approx(json.loads((run / "meta.json").read_text())["accuracy"])
-    assert result["images"] == 24 and [name for name, _, _ in result["classes"]] == ["across", "diagonal", "down"]
-    call("evaluate", run, shapes / "train", "--device", "cpu", "--json")
-    assert json.loads(capsys.readouterr().out)["images"] == 72
 
 
 def test_own_folder(shapes: Path, tmp_path: Path) -> None:

@@ -1,38 +1,74 @@
-"""The command line:
-`finessl train | evaluate | predict | split | inspect | figure | report
- | demo | compare | paper | probe | list | bench | doctor`.
+"""The command line: one module per verb or group of verbs. Each verb is a thin function.
 
-Each verb is a thin function in a module of its own; torch and timm are imported inside, so that --help is fast.
+torch and timm are imported inside the functions, so that --help is fast.
 """
 
 from __future__ import annotations
 
+import errno
 import sys
+from typing import Annotated
 
 import typer
 
 from finessl.errors import FinesslError
+from finessl.terminal import discard_stdout, prepare_streams
 
 app = typer.Typer(
     name="finessl",
-    help="Image classifiers from very few labels: semi-supervised fine-tuning of vision foundation models.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # plain help: at 80 columns, panels leave a third of the width for the text
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-from finessl.cli import benchmarks, data, demo, grid, listing, predict, report, train  # noqa: E402, F401 - each adds its verbs to `app`
+
+def show_version(asked: bool) -> None:
+    if asked:
+        import finessl
+
+        print(f"finessl {finessl.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Image classifiers from very few labels: semi-supervised fine-tuning of vision foundation models."""
+
+
+from finessl.cli import benchmarks, data, demo, evaluate, grid, listing, predict, report, train  # noqa: E402, F401 - each adds its verbs to `app`
 
 
 def main() -> None:
-    """Run a verb; a user's mistake ends in one sentence, not in a traceback."""
+    """Run a verb. What a user or a disk can do wrong ends in one sentence, not in a traceback."""
+    prepare_streams()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except FinesslError as error:
-        print(f"finessl: {error}", file=sys.stderr)
-        sys.exit(1)
+        fail(str(error), 1)
     except KeyboardInterrupt:
-        print("finessl: interrupted.", file=sys.stderr)
-        sys.exit(130)
+        fail("interrupted.", 130)
+    except SystemExit as end:
+        if end.code == 130:  # typer's exit status for Ctrl-C, without a word
+            fail("interrupted.", 130)
+        raise
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EIO):
+            raise
+        discard_stdout()
+        if error.errno != errno.EPIPE:  # EPIPE: the reader has seen enough (… | head)
+            fail(f"the output cannot be written: {error.strerror}.", 1)
+        sys.exit(1)
+
+
+def fail(message: str, status: int) -> None:
+    print(f"finessl: {message}", file=sys.stderr)
+    sys.exit(status)

@@ -15,7 +15,7 @@ from finessl.cli.train import DATA_HELP
 def split(
     data: Annotated[str, typer.Argument(help=DATA_HELP, show_default=False)],
     kind: Annotated[str, typer.Option(help="How labels are chosen (finessl list splits --options).")] = "auto",
-    root: Annotated[str | None, typer.Option(help="Where a named data set lies.")] = None,
+    root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
     labels_per_class: Annotated[
         int | None, typer.Option("--labels-per-class", "-n", help="Labels kept in each class.")
     ] = None,
@@ -25,12 +25,12 @@ def split(
     ] = None,
     seed: Annotated[int, typer.Option(help="Which images are labeled.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the split: finessl train … --split FILE.json")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the class counts. (default: beside --out)")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Picture of the class counts. (default: next to --out)")] = None,
     labeled_in_unlabeled: Annotated[
         bool, typer.Option(help="Are labeled images also among the unlabeled ones?")
     ] = True,
 ) -> None:
-    """Show who is labeled and who is not, and write it down, without training."""
+    """Show or save which images are labeled."""
     from finessl.api import make_recipe
     from finessl.data.splits_figure import draw_split
     from finessl.recipe import parse_setting
@@ -61,8 +61,9 @@ def split(
 
 
 def show_split(made: Any, dataset: Any) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from finessl.terminal import console
 
     labeled, unlabeled, other = made.counts(dataset)
     positions, test_labels = made.test(dataset)
@@ -84,21 +85,25 @@ def show_split(made: Any, dataset: Any) -> None:
         table.add_row("(none of them, or unknown)", "", f"{other:,}", "")
     table.add_section()
     table.add_row("all", f"{labeled.sum():,}", f"{len(made.unlabeled):,}", f"{len(positions):,}")
-    Console().print(table)
+    console().print(table)
 
 
 @app.command("inspect", no_args_is_help=True)
 def inspect_(
     data: Annotated[str, typer.Argument(help=DATA_HELP, show_default=False)],
-    root: Annotated[str | None, typer.Option(help="Where a named data set lies.")] = None,
+    root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
     backbone: Annotated[
         str | None, typer.Option(help="Also look for suspicious labels, with this backbone's features (try: embedded).")
     ] = None,
     weights: Annotated[str | None, typer.Option(help="The backbone's weights.")] = None,
     device: Annotated[str, typer.Option(help="For the backbone: auto, cpu, cuda …")] = "auto",
-    most: Annotated[int, typer.Option(help="So many examples of each finding.", min=1)] = 5,
+    most: Annotated[int, typer.Option(help="Show up to N examples per finding.", min=1)] = 5,
 ) -> None:
-    """What is in some data, and what is wrong with it: broken files, duplicates, leaks, suspicious labels, too little."""
+    """Check data before training.
+
+    Finds broken files, duplicates, leaks between training and test images, suspicious labels and classes with too few
+    labels.
+    """
     from finessl.data.inspect import report
     from finessl.data.sources import open_dataset
     from finessl.training.progress import Display
@@ -116,10 +121,10 @@ def inspect_(
 
 
 def show_report(found: Any, most: int) -> None:
-    from rich.console import Console
+    from finessl.terminal import console
 
-    console = Console(highlight=False)
-    say = lambda text="": console.print(text, markup=False)  # noqa: E731 - file names may hold brackets
+    out = console(soft_wrap=True)  # a file name is not broken in two
+    say = lambda text="": out.print(text)  # noqa: E731
     size = lambda pair: f"{pair[1]}×{pair[0]}"  # noqa: E731
     labeled = found.labeled
     say(

@@ -12,11 +12,14 @@ from finessl.cli import app
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the runs and the picture go.")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(help="Repeat with so many seeds: mean ± deviation.", min=1)] = 1,
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the picture.")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(help="Number of seeds; more than one: mean ± standard deviation.", min=1)] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
-    """See it work: 4 labels a class, real images, the package's own small backbone; two to four minutes on two CPU cores."""
+    """Train on the sample images that come with the package.
+
+    4 labels per class, a small backbone; two to four minutes on two CPU cores.
+    """
     from finessl.cli.grid import show_rows
     from finessl.demo import run_demo
 
@@ -30,7 +33,7 @@ def demo(
 @app.command(no_args_is_help=True)
 def probe(
     data: Annotated[str, typer.Argument(help="A source with train and test images.", show_default=False)],
-    root: Annotated[str | None, typer.Option(help="Where a named data set lies.")] = None,
+    root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
     backbone: Annotated[str, typer.Option(help="Alias or timm name.")] = "embedded",
     weights: Annotated[str | None, typer.Option(help="The backbone's weights.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels at the input.")] = None,
@@ -41,7 +44,10 @@ def probe(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How good a backbone's frozen features are for some data: k-NN, linear probe, few-label prototypes."""
+    """Measure a backbone's frozen features on some data.
+
+    k-NN, linear probe and class means of a few labels.
+    """
     from dataclasses import asdict
 
     from finessl.probe import probe as measure

@@ -15,21 +15,26 @@ Texts = list[str] | None
 Only = Annotated[Texts, typer.Option(help="Parts of the table: cifar100,N4,finessl …", show_default=False)]
 Format = Annotated[str, typer.Option("--format", help="table, markdown, csv, json or latex.")]
 Jobs = Annotated[int, typer.Option(help="Cells at a time on this machine.", min=1)]
-Retries = Annotated[int, typer.Option(help="Try a failed cell so often again, from its checkpoint.", min=0)]
+Retries = Annotated[int, typer.Option(help="Retry a failed cell up to N times, from its checkpoint.", min=0)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda …")]
-Engine = Annotated[str, typer.Option(help="local; ray: a cluster's tasks; print: one command a cell, for your queue.")]
+Engine = Annotated[
+    str, typer.Option(help="local; ray: tasks of a cluster; print: one command per cell, for your queue.")
+]
 Address = Annotated[Text, typer.Option(help="Of a running Ray cluster, or auto. (default: one started here)")]
-Cpus = Annotated[float, typer.Option(help="Ray: CPUs a cell.")]
-Gpus = Annotated[float | None, typer.Option(help="Ray: GPUs a cell, or a share of one. (default: 1 where there are)")]
+Cpus = Annotated[float, typer.Option(help="Ray: CPUs per cell.")]
+Gpus = Annotated[float | None, typer.Option(help="Ray: GPUs per cell, or a fraction of one. (default: 1 if available)")]
 
 
 @app.command(no_args_is_help=True)
 def resume(
     run: Annotated[Path, typer.Argument(help="Run directory with a recipe.toml.", show_default=False)],
     device: Device = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
-    """Go on with a run from its directory alone; a finished one is left as it is."""
+    """Resume a run from its directory.
+
+    A finished run is left as it is.
+    """
     from finessl.cli.train import show_summary
     from finessl.training.loop import Settings, train
     from finessl.training.rundir import RunDirectory
@@ -45,18 +50,19 @@ def compare(
     methods: Annotated[Text, typer.Option(help="Names separated by commas, or 'all'.")] = None,
     tunings: Annotated[Text, typer.Option(help="Names separated by commas, or 'all' that fit the backbone.")] = None,
     backbones: Annotated[Text, typer.Option(help="Names separated by commas.")] = None,
-    seeds: Annotated[int, typer.Option(help="So many seeds a cell.", min=1)] = 1,
+    seeds: Annotated[int, typer.Option(help="Seeds per cell.", min=1)] = 1,
     axis: Annotated[Texts, typer.Option(help="Any recipe field as an axis: --axis method.alpha=2,4,8")] = None,
     recipe: Annotated[Text, typer.Option(help="Recipe file or name. (default: demo's for sample)")] = None,
-    root: Annotated[Text, typer.Option(help="Where a named data set lies.")] = None,
+    root: Annotated[Text, typer.Option(help="Folder containing the named data set.")] = None,
     labels_per_class: Annotated[
-        int | None, typer.Option("--labels-per-class", "-n", help="Labels kept a class.")
+        int | None,
+        typer.Option("--labels-per-class", "-n", help="Keep N labels per class and treat the rest as unlabeled."),
     ] = None,
     backbone: Annotated[Text, typer.Option(help="One for all cells.")] = None,
     weights: Annotated[Text, typer.Option(help="The backbone's weights.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     set_: Annotated[Texts, typer.Option("--set", help="Any recipe field, for all cells.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the cells go. (default: runs/compare-DATA)")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the cells. (default: runs/compare-DATA)")] = None,
     format_: Format = "table",
     jobs: Jobs = 1,
     device: Device = "auto",
@@ -66,7 +72,10 @@ def compare(
     cpus: Cpus = 1,
     gpus: Gpus = None,
 ) -> None:
-    """A grid of runs and its table: mean ± deviation over seeds. Finished cells are skipped, so it resumes."""
+    """Train a grid of runs and print its table.
+
+    Shows mean ± standard deviation over seeds. Finished cells are skipped: the same command resumes the grid.
+    """
     from finessl import compare as grid
     from finessl.api import make_recipe
     from finessl.catalog import registry
@@ -120,8 +129,10 @@ def compare(
 def paper(
     table: Annotated[Text, typer.Argument(help="A table's name. (default: list them all)")] = None,
     only: Only = None,
-    seeds: Annotated[int, typer.Option(help="Runs a place, each with its own labels and start.", min=1)] = 3,
-    scale: Annotated[str, typer.Option(help="Train for this share of the steps: 0.1, 1/3 …")] = "1",
+    seeds: Annotated[
+        int, typer.Option(help="Runs per table cell, each with its own labels and initial weights.", min=1)
+    ] = 3,
+    scale: Annotated[str, typer.Option(help="Fraction of the paper's steps: 0.1, 1/3 …")] = "1",
     root: Annotated[Texts, typer.Option(help="Folder with the data sets, or NAME=DIR for one; repeatable.")] = None,
     weights: Annotated[
         Texts, typer.Option(help="CLIP ViT-B/16's weights, or BACKBONE=FILE; repeatable. Otherwise timm's hub.")
@@ -129,9 +140,9 @@ def paper(
     text_features: Annotated[Text, typer.Option(help="FILE.npy with the class names' features, for FFT†.")] = None,
     text_weights: Annotated[Text, typer.Option(help="CLIP ViT-B/16's text tower, for CoOp. Otherwise the hub.")] = None,
     set_: Annotated[Texts, typer.Option("--set", help="Any recipe field, for all cells: --set train.lr=3e-4")] = None,
-    out: Annotated[Path, typer.Option(help="Where the runs go, and are looked for.")] = Path("runs/paper"),
+    out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/paper"),
     show_only: Annotated[bool, typer.Option("--show", help="Train nothing: show what is finished.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be trained.")] = False,
     format_: Format = "table",
     jobs: Jobs = 1,
     device: Device = "auto",
@@ -141,7 +152,10 @@ def paper(
     cpus: Cpus = 1,
     gpus: Gpus = None,
 ) -> None:
-    """The paper's tables and figures: run the grid behind one, and print it next to the paper's values."""
+    """Reproduce the paper's tables and figures.
+
+    Trains the grid behind a table and prints the results next to the paper's values.
+    """
     from finessl.catalog import registry
     from finessl.compare import axis_values
     from finessl.engines import run_cells

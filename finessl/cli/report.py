@@ -21,18 +21,23 @@ def figure(
         str | None, typer.Option(help="Recipe field along which runs are compared: method.alpha, tuning.length …")
     ] = None,
 ) -> None:
-    """The paper's figures, from runs: pseudo-label distribution, confidence, calibration, sensitivity …"""
+    """Draw the paper's figures from runs.
+
+    Pseudo-label distribution, confidence, calibration, sensitivity and others.
+    """
     from finessl.analysis.figures import FIGURES, draw
     from finessl.errors import FinesslError
 
     if name is None:
-        from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
+
+        from finessl.terminal import console
 
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for known in FIGURES.names():
-            table.add_row(f"[bold]{known}[/bold]", FIGURES.summary(known))
-        Console().print(table)
+            table.add_row(Text(known, style="bold"), FIGURES.summary(known))
+        console().print(table)
         print("\nfinessl figure NAME RUN… --out DIR")
         return
     if not runs:
@@ -48,12 +53,15 @@ def report(
         list[Path], typer.Argument(help=f"{RUNS_HELP} The last one is the subject, the others are compared with it.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The HTML file. (default: report.html in the run, or beside the runs)")
+        Path | None, typer.Option(help="The HTML file. (default: report.html in the run, or in the folder of the runs)")
     ] = None,
     images: Annotated[bool, typer.Option("--images/--no-images", help="Show images of the data set.")] = True,
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the web browser.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the web browser.")] = False,
 ) -> None:
-    """One self-contained page: how good, how sure, what to watch, and the images behind it."""
+    """Write a report on one or more runs as a web page.
+
+    One self-contained HTML file: accuracy, confidence, warnings, and the images behind them.
+    """
     from finessl.analysis.report import write_report
     from finessl.training.progress import Display
 

@@ -1,4 +1,4 @@
-"""finessl train, finessl evaluate."""
+"""finessl train."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def train(
     recipe: Annotated[
         Text, typer.Option(help="Recipe file, or the name of a shipped one (finessl list recipes).")
     ] = None,
-    root: Annotated[Text, typer.Option(help="Where a named data set lies.")] = None,
+    root: Annotated[Text, typer.Option(help="Folder containing the named data set.")] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch a named data set into --root first.")] = False,
-    test: Annotated[Text, typer.Option(help="Another folder or table with labeled images to test on.")] = None,
+    test: Annotated[Text, typer.Option(help="Folder or table of labeled images to test on.")] = None,
     labels_per_class: Annotated[
-        int | None, typer.Option("--labels-per-class", "-n", help="Keep so many labels a class, hide the others.")
+        int | None,
+        typer.Option("--labels-per-class", "-n", help="Keep N labels per class and treat the rest as unlabeled."),
     ] = None,
     split: Annotated[
         Text, typer.Option(help="How labels are chosen, or a saved split file (finessl list splits).")
@@ -42,24 +43,26 @@ def train(
         typer.Option(help="The backbone's weights (safetensors/pt; timm, OpenAI or HF CLIP keys); else timm's hub."),
     ] = None,
     head: Annotated[Text, typer.Option(help="Classifier (finessl list heads). (default: cosine)")] = None,
-    head_init: Annotated[Text, typer.Option(help="Start of the head: random, class-mean, probe or text.")] = None,
+    head_init: Annotated[Text, typer.Option(help="Initial head: random, class-mean, probe or text.")] = None,
     text_features: Annotated[
         Text, typer.Option(help="FILE.npy with the class names' text features, instead of a text tower.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps. (default: 15000)")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Labeled images a step. (default: 32)")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Labeled images per step. (default: 32)")] = None,
     mu: Annotated[int | None, typer.Option(help="Unlabeled images per labeled one. (default: 1)")] = None,
     lr: Annotated[
         float | None, typer.Option(help="Learning rate. (default: 0.03; full tuning: at most 1e-4 in the backbone)")
     ] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels at the input. (default: the backbone's)")] = None,
     strong_views: Annotated[int | None, typer.Option(help="Strong views per unlabeled image. (default: 2)")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of split, start and views. (default: 0)")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the split, the initial weights and the views. (default: 0)")
+    ] = None,
     precision: Annotated[
         Text, typer.Option(help="auto, fp32, bf16, fp16 or fp8 (bf16, and frozen layers in fp8).")
     ] = None,
     cache_features: Annotated[
-        int | None, typer.Option(help="With --tuning linear: encode so many draws of each view once. (default: 0)")
+        int | None, typer.Option(help="With --tuning linear: pre-compute N random draws of each view. (default: 0)")
     ] = None,
     strict: Annotated[
         bool | None, typer.Option("--strict", help="Refuse broken images instead of skipping them.")
@@ -75,9 +78,11 @@ def train(
         int | None,
         typer.Option(help="Steps between evaluations; 0: only at the end. (default: at most ten, at epochs' ends)"),
     ] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="At most so long between checkpoints.")] = 120.0,
-    cache_dir: Annotated[Path | None, typer.Option(help="Where decoded images too many for memory are kept.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only errors.")] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Maximum seconds between checkpoints.")] = 120.0,
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Folder for decoded images that do not fit into memory.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
     """Train a classifier from a few labels and a pile of images."""
     from finessl.api import make_recipe
@@ -115,48 +120,17 @@ def default_out(data: str, method: str, seed: int) -> Path:
 
 
 def show_summary(folder: Path, meta: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from finessl.terminal import console
 
     table = Table(title=str(folder), show_header=False, title_justify="left")
     if meta.get("accuracy") is not None:
-        table.add_row("test accuracy", f"[bold]{meta['accuracy']:.2%}[/bold] of {meta['test']:,} images, last step")
+        table.add_row("test accuracy", f"{meta['accuracy']:.2%} of {meta['test']:,} images, last step")
     if meta.get("pseudo_accuracy") is not None:
         table.add_row("pseudo-label accuracy", f"{meta['pseudo_accuracy']:.2%} (last epoch)")
     table.add_row("labeled / unlabeled", f"{meta['labeled']:,} / {meta['unlabeled']:,}")
     table.add_row("trained parameters", f"{meta['trained_parameters']:,} of {meta['parameters']:,}")
     table.add_row("time", f"{meta['seconds']:,.0f} s on {meta['device']}")
     table.add_row("use it", f"finessl predict {folder} IMAGES…")
-    Console().print(table)
-
-
-@app.command(no_args_is_help=True)
-def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run directory, or its classifier/ folder.", show_default=False)],
-    data: Annotated[
-        str | None, typer.Argument(help="Images in class folders, a CSV, or a data set's name. (default: the run's)")
-    ] = None,
-    root: Annotated[str | None, typer.Option(help="Where a named data set lies.")] = None,
-    weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Accuracy of a trained classifier on test images: overall, and for each class."""
-    from finessl.evaluation import evaluate_run
-
-    result = evaluate_run(run, data, root=root, weights=weights, device=device)
-    if json_:
-        import json
-
-        print(json.dumps(result.as_dict()))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{run}: {result.accuracy:.2%} of {result.images:,} test images ({result.data})")
-    table.add_column("class")
-    table.add_column("images", justify="right")
-    table.add_column("recall", justify="right")
-    for name, count, recall in result.classes:
-        table.add_row(name, str(count), "–" if count == 0 else f"{recall:.1%}")
-    Console().print(table)
+    console().print(table)

@@ -78,8 +78,12 @@ def broken_files(named: Sequence[tuple[str, str]], first: int = 5) -> str:
     """ "3 images cannot be used: a.jpg (reason); …"."""
     shown = "; ".join(f"{key} ({reason})" for key, reason in named[:first])
     more = f"; and {len(named) - first:,} more" if len(named) > first else ""
-    count = "1 image" if len(named) == 1 else f"{len(named):,} images"
-    return f"{count} cannot be used: {shown}{more}."
+    return f"{count_of(len(named), 'image')} cannot be used: {shown}{more}."
+
+
+def count_of(count: int, noun: str, nouns: str = "") -> str:
+    """ "1 image", "2,000 images"; `nouns` is the plural where it is not the singular and an s."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
 
 
 def some(names: Sequence[str], first: int = 5) -> str:

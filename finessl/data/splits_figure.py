@@ -18,7 +18,14 @@ NAMED = 40  # beyond this many classes their names would not be legible
 
 
 def draw_split(split: Split, dataset: Dataset, path: Path | None = None) -> Figure:
-    """Bars for each class, labeled in front of unlabeled; a scale that shows 4 beside 500. Saved where `path` says."""
+    """Bars for each class, labeled in front of unlabeled; a scale that shows 4 next to 500. Saved where `path` says."""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):  # a class may be called $x$
+        return _draw(split, dataset, path)
+
+
+def _draw(split: Split, dataset: Dataset, path: Path | None) -> Figure:
     from matplotlib.figure import Figure
 
     labeled, unlabeled, other = split.counts(dataset)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from finessl.engines import Ended, Job, Say, cell_command
+from finessl.terminal import console
 from finessl.training.rundir import writing
 
 Command = Callable[[Job, str], list[str]]
@@ -153,11 +153,11 @@ class Status:
 
 @contextlib.contextmanager
 def status_lines(say: Say) -> Iterator[Status]:
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    output = console(stderr=True)
+    if not output.is_terminal:
         yield Status(None, say)
         return
-    with Live(console=console, transient=True, refresh_per_second=4) as live:
+    with Live(console=output, transient=True, refresh_per_second=4) as live:
         yield Status(live, say)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 import finessl
 from finessl.classifier import export_classifier
 from finessl.compilation import start_compilers
-from finessl.data.dataset import Dataset
+from finessl.data.dataset import Dataset, count_of
 from finessl.data.loader import Prefetcher
 from finessl.data.sampler import DROPOUT, generator
 from finessl.data.store import PixelStore
@@ -193,11 +193,15 @@ class Training:
         split, dataset = experiment.split, experiment.dataset
         test = f"{len(experiment.test_index):,} test images" if len(experiment.test_index) else "no test images"
         if dataset.excluded:
-            self.display.say(f"{len(dataset.excluded)} images cannot be used and are left out: see skipped.csv")
+            count = len(dataset.excluded)
+            self.display.say(
+                f"{count_of(count, 'image')} cannot be used and {'is' if count == 1 else 'are'} left out: "
+                f"see {self.run.path / 'skipped.csv'}"
+            )
         self.display.say(
-            f"[bold]{dataset.name}[/bold]: {len(split.classes)} classes, {len(split.labeled):,} labeled and "
+            f"{dataset.name}: {len(split.classes)} classes, {len(split.labeled):,} labeled and "
             f"{len(split.unlabeled):,} unlabeled images, {test}\n"
-            f"[bold]{self.recipe.model.backbone}[/bold] at {experiment.image_size} px with {self.recipe.tuning.name}: "
+            f"{self.recipe.model.backbone} at {experiment.image_size} px with {self.recipe.tuning.name}: "
             f"{trained:,} of {total:,} parameters are trained, on {self.device} in {self.precision}"
             + self.note_rounding()
             + self.note_rates()

@@ -1,0 +1,88 @@
+"""finessl evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from finessl.cli import app
+
+if TYPE_CHECKING:
+    from finessl.evaluation import Evaluation
+
+
+@app.command(no_args_is_help=True)
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Run directory, or its classifier/ folder.", show_default=False)],
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="Labeled images: class folders, a table, or a data set's name. (default: the run's test images)"
+        ),
+    ] = None,
+    root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
+    include_unlabeled: Annotated[
+        bool,
+        typer.Option(
+            "--include-unlabeled",
+            help="Also measure on images of DATA that training used without their labels. (default: leave them out)",
+        ),
+    ] = False,
+    weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure the accuracy of a trained classifier.
+
+    Uses the run's test images, or other labeled images. Images that training used are not measured.
+    """
+    import sys
+
+    from finessl.evaluation import evaluate_run
+    from finessl.training.progress import Display
+
+    with Display() as display:
+        result = evaluate_run(
+            run,
+            data,
+            root=root,
+            weights=weights,
+            device=device,
+            include_unlabeled=include_unlabeled,
+            progress=lambda done, total: display.update("evaluating", done, total),
+        )
+    for image, reason in result.unreadable:
+        print(f"finessl: skipped {image}: {reason}", file=sys.stderr)
+    if json_:
+        import json
+
+        print(json.dumps(result.as_dict()))
+    else:
+        show(run, result)
+
+
+def show(run: Path, result: Evaluation) -> None:
+    from rich.table import Table
+
+    from finessl.data.dataset import count_of
+    from finessl.terminal import console
+
+    low, high = result.interval
+    table = Table(title=f"{run} on {result.data}", title_justify="left")
+    table.add_column("class", overflow="fold")
+    table.add_column("images", justify="right")
+    table.add_column("recall", justify="right")
+    for name, count, recall in result.classes:
+        table.add_row(name, f"{count:,}", "–" if count == 0 else f"{recall:.1%}")
+    out = console()
+    out.print(table)
+    out.print(
+        f"accuracy {result.accuracy:.2%} of {count_of(result.images, 'test image')} "
+        f"(95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
+    )
+    if count := len(result.unreadable):
+        out.print(f"{count_of(count, 'image')} could not be read and {'is' if count == 1 else 'are'} not counted.")
+    for note in result.notes:
+        out.print(note)

@@ -1,0 +1,172 @@
+"""Classes of image files, as rows for people and programs: `finessl predict`.
+
+The suffix of the output file chooses its form: .csv, .json (a list), .jsonl (one object a line) or .parquet.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finessl.classifier import load
+from finessl.data.dataset import broken_files, some
+from finessl.data.images import EXTENSIONS, FileImages
+from finessl.data.paths import PathTable
+from finessl.errors import FinesslError
+from finessl.evaluation import predict_images
+from finessl.training.rundir import write_atomically, writing
+
+TABLES = (".csv", ".tsv", ".parquet", ".pq")
+FORMATS = (".csv", ".json", ".jsonl", ".parquet")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes text that begins with these for a formula
+
+
+@dataclass
+class Predictions:
+    columns: list[str]  # path, label, confidence, label2, confidence2 …
+    rows: list[list[Any]] = field(default_factory=list)
+    broken: list[tuple[str, str]] = field(default_factory=list)  # (path, reason): files and folders that cannot be read
+
+
+def predict_files(
+    run: str | Path,
+    paths: list[Path],
+    *,
+    top: int = 1,
+    weights: str | None = None,
+    device: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> Predictions:
+    """The `top` most probable classes of all image files that are named, found in folders or listed in tables.
+
+    Files that cannot be read are listed in `broken`. Where that is all of them, an error says so.
+    """
+    files, broken = find_files(paths)
+    classifier = load(run, weights=weights, device=device)
+    top = min(top, len(classifier.classes))
+    ranks = ["", *map(str, range(2, top + 1))]
+    found = Predictions(["path", *(f"{name}{rank}" for rank in ranks for name in ("label", "confidence"))], [], broken)
+    images = FileImages(Path(), PathTable.of([file.as_posix() for file in files], [0] * len(files)))
+    for positions, probabilities, failures in predict_images(classifier, images, progress):
+        order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+        for position, row, best in zip(positions, probabilities, order, strict=True):
+            answers = [value for k in best for value in (classifier.classes[k], round(float(row[k]), 6))]
+            found.rows.append([str(files[position]), *answers])
+        found.broken += [(str(files[position]), reason) for position, reason in failures]
+    if not found.rows:
+        raise FinesslError(f"nothing was predicted: {broken_files(found.broken)}")
+    return found
+
+
+def find_files(paths: list[Path]) -> tuple[list[Path], list[tuple[str, str]]]:
+    """Image files named, below folders or in tables; and (folder, reason) of folders that cannot be read."""
+    files: list[Path] = []
+    broken: list[tuple[str, str]] = []
+    for path in paths:
+        if path.is_dir():
+            files += image_files(path, broken)
+        elif not path.exists():
+            raise FinesslError(f"{path}: there is no such file or folder.")
+        elif path.suffix.lower() in TABLES:
+            files += table_files(path)
+        else:
+            files.append(path)
+    if not files:
+        unread = f" These folders cannot be read: {some([name for name, _ in broken])}." if broken else ""
+        raise FinesslError(f"there are no image files in {some([str(path) for path in paths])}.{unread}")
+    return files, broken
+
+
+def image_files(folder: Path, broken: list[tuple[str, str]]) -> list[Path]:
+    """The image files in a folder and below it, in order. Folders that cannot be read are added to `broken`."""
+
+    def note(error: OSError) -> None:
+        broken.append((str(error.filename), f"the folder cannot be read: {error.strerror}"))
+
+    found = [Path(top) / name for top, _, names in os.walk(folder, onerror=note) for name in names]
+    return sorted(path for path in found if path.suffix.lower() in EXTENSIONS and not path.name.startswith("."))
+
+
+def table_files(table: Path) -> list[Path]:
+    """The files in a table's column `path`, relative to the table's folder."""
+    from finessl.data.sources.table import read_csv, read_parquet
+
+    columns = read_parquet(table) if table.suffix.lower() in (".parquet", ".pq") else read_csv(table)
+    if "path" not in columns:
+        raise FinesslError(
+            f"{table} has no column 'path' with the image files; it has {some(list(columns), 12) or 'no columns'}."
+        )
+    return [table.parent / name.strip() for name in columns["path"] if name.strip()]
+
+
+# ---- output ---------------------------------------------------------------------------------------------------------
+
+
+def check_output(out: Path) -> None:
+    """Refuse what cannot be written, before any work."""
+    if out.suffix.lower() not in FORMATS:
+        raise FinesslError(f"--out {out}: the suffix chooses the form of the output; use {', '.join(FORMATS)}.")
+    if out.is_dir():
+        raise FinesslError(f"--out {out} is a folder; name a file.")
+    if out.suffix.lower() == ".parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise FinesslError(f"--out {out}: Parquet needs pyarrow: pip install 'finessl[tables]'.") from error
+
+
+def write_predictions(found: Predictions, out: Path, *, excel: bool = False) -> None:
+    """Write the whole file or nothing. `excel`: CSV as Excel reads it (see `as_csv`)."""
+    write = {".csv": as_csv, ".json": as_json, ".jsonl": as_jsonl, ".parquet": as_parquet}[out.suffix.lower()]
+    content = as_csv(found, excel) if write is as_csv else write(found)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, content)
+
+
+def as_csv(found: Predictions, excel: bool = False) -> bytes:
+    """`excel`: with a byte order mark, so that Excel reads UTF-8, and with an apostrophe before text that a spreadsheet
+    would run as a formula."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(found.columns)
+    for row in found.rows:
+        cells = [f"{value:.4f}" if isinstance(value, float) else value for value in row]
+        writer.writerow([f"'{c}" if excel and c.startswith(FORMULA) else c for c in cells])
+    return encoded(text.getvalue(), "utf-8-sig" if excel else "utf-8")
+
+
+def as_json(found: Predictions) -> bytes:
+    return encoded(json.dumps(records(found), ensure_ascii=False, indent=1) + "\n")
+
+
+def as_jsonl(found: Predictions) -> bytes:
+    return encoded("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records(found)))
+
+
+def as_parquet(found: Predictions) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    clean = [[encoded(v).decode() if isinstance(v, str) else v for v in row] for row in found.rows]
+    table = pyarrow.table({name: [row[k] for row in clean] for k, name in enumerate(found.columns)})
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
+
+
+def records(found: Predictions) -> list[dict[str, Any]]:
+    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+
+
+def encoded(text: str, encoding: str = "utf-8") -> bytes:
+    """Bytes of a file name that are not UTF-8 are written as \\udcXX: the file itself stays valid UTF-8."""
+    return text.encode(encoding, "backslashreplace")

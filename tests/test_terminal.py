@@ -1,0 +1,130 @@
+"""What reaches the terminal: names are printed as they are, and no encoding ends in a traceback."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+import finessl
+from finessl import doctor
+from finessl.cli import app
+from finessl.cli.evaluate import show
+from finessl.cli.train import show_summary
+from finessl.evaluation import Evaluation, Interval
+from finessl.terminal import console
+from finessl.training.progress import Display, time_left
+
+Capture = pytest.CaptureFixture[str]
+ODD = ("[/]", "[bold]x", "[/bold]", ":smile:", r"$\frac{1}{0$")
+
+
+def finessl_command(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "finessl", *map(str, words)]
+    return subprocess.run(command, capture_output=True, env={**os.environ, **environment})
+
+
+def test_markup_in_names_is_printed() -> None:
+    out = io.StringIO()
+    table = Table(title=" ".join(ODD))
+    table.add_column("class")
+    for name in ODD:
+        table.add_row(name)
+    console(file=out, width=80).print(table)
+    assert all(out.getvalue().count(name) >= 2 for name in ODD)
+
+
+def test_verbs_print_markup_in_names(capsys: Capture) -> None:
+    show(Path("x/[/y]"), Evaluation("[/data]", 5, 0.5, Interval(0.1, 0.9), [(name, 1, 1.0) for name in ODD]))
+    meta = {"accuracy": 0.5, "test": 2, "labeled": 1, "unlabeled": 1, "trained_parameters": 1, "parameters": 2}
+    show_summary(Path("x/[/y]"), {**meta, "seconds": 1.0, "device": "[/]"})
+    text = capsys.readouterr().out
+    assert all(name in text for name in (*ODD, "x/[/y]", "[/data]"))
+    error = io.StringIO()
+    with Display(console(file=error)) as display:
+        display.say("[/]")
+    assert "[/]" in error.getvalue()
+
+
+def test_mathtext_in_class_names_is_drawn(shapes: Path, tmp_path: Path, capsys: Capture) -> None:
+    for name, source in zip(("[/]".replace("/", "%"), r"$\frac{1}{0$"), ("across", "down"), strict=True):
+        shutil.copytree(shapes / "train" / source, tmp_path / "data" / name)
+    app(["split", str(tmp_path / "data"), "-n", "2", "--out", str(tmp_path / "split.json")], standalone_mode=False)
+    assert r"$\frac{1}{0$" in capsys.readouterr().out and (tmp_path / "split.png").stat().st_size > 1000
+
+
+def test_doctor_names_the_extras(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    present = doctor.version_of
+    monkeypatch.setattr(doctor, "version_of", lambda name: None if name == "ray" else present(name))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    app(["doctor"], standalone_mode=False)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "pip install 'finessl[ray]'" in text
+    assert "none GPU optional" in text and "missing" not in text
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_streams_without_utf8(encoding: str, shapes: Path) -> None:
+    for words in (["--help"], ["list", "splits"], ["inspect", shapes]):
+        done = finessl_command(*words, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+        assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr.decode()
+    assert b"32x32" in done.stdout if encoding == "ascii" else b"32\xd732" in done.stdout
+
+
+def test_version(capsys: Capture) -> None:
+    app(["--version"], standalone_mode=False)
+    assert capsys.readouterr().out == f"finessl {finessl.__version__}\n"
+
+
+def test_the_package_is_typed() -> None:
+    assert (Path(finessl.__file__).parent / "py.typed").exists()
+
+
+def test_progress_without_a_terminal_tells_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("finessl.training.progress.time.monotonic", lambda: clock[0])
+    out = io.StringIO()
+    with Display(console(file=out, width=80)) as display:
+        for done in (10, 11, 12):  # resumed at step 10: what was done before does not count
+            display.update("training", done, 1000, "4 images/s")
+            clock[0] += 40
+    assert out.getvalue().splitlines() == [
+        "training: 11/1,000  11.0 h left  4 images/s",
+        "training: 12/1,000  11.0 h left  4 images/s",
+    ]
+    assert [time_left(10, 5, 10), time_left(10, 1, 30), time_left(1, 0, 9)] == ["20 s left", "5 min left", ""]
+
+
+@pytest.mark.parametrize("words", [["train", "--help"], ["--help"], ["predict", "--help"], ["evaluate", "--help"]])
+def test_help_fits_80_columns(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    app(words, standalone_mode=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    if words == ["--help"]:
+        assert not [line for line in lines if line.startswith("  ") and line.endswith("...")], (
+            "a verb's summary is cut off"
+        )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("importing", [True, False])
+def test_ctrl_c_ends_in_one_line(importing: bool, tmp_path: Path) -> None:
+    """While a module is imported, and later."""
+    interrupted = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
+    (tmp_path / "slow_module.py").write_text(interrupted)
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from finessl import __main__, cli
+cli.app = lambda: {"__import__('slow_module')" if importing else f"exec({interrupted!r})"}
+__main__.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "finessl: interrupted.\n")
