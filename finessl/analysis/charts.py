@@ -145,7 +145,9 @@ def draw_confusion(axes: Any, table: np.ndarray, classes: Sequence[str]) -> bool
             if count <= 12:
                 axes.text(j, i, f"{100 * value:.0f}", ha="center", va="center", fontsize=8,
                           color=PAPER if value > 0.55 else INK)  # fmt: skip
-    axes.set(xlim=(-0.5, count - 0.5), ylim=(count - 0.5, -0.5), xlabel="given class", ylabel="true class", aspect=1)
+    axes.set(
+        xlim=(-0.5, count - 0.5), ylim=(count - 0.5, -0.5), xlabel="predicted class", ylabel="true class", aspect=1
+    )
     names = [shorten(name) for name in classes]
     axes.set_xticks(range(count), names, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(count), names)

@@ -1,11 +1,9 @@
-"""How good is a classifier when no test image has a label? And which labels and images look odd?
+"""Which labels and which images look odd, to the pretrained backbone before tuning.
 
-The classifier was trained on every label there is, so its answers for the labeled images say nothing. What is left is
-the pretrained backbone as it was before tuning: a ridge classifier on its features, cross-validated on the labeled
-images, is an honest test of "frozen features and these labels". Tuning usually does better, so that is a cautious
-figure; the classifier's own mean confidence is usually too high. The truth mostly lies between; neither is a bound.
-Temperature scaling on the held-out answers makes the ridge classifier's probabilities believable, and what they give to
-the tuned classifier's answers for unlabeled images is a second opinion.
+The classifier was trained on every label there is, so its answers for the labeled images say nothing about them. A
+ridge classifier on the features of the untuned backbone, cross-validated on the labeled images, never saw the label of
+the image that it scores: where it disagrees, the label is doubtful. Distances to the class means tell images that are
+unlike every class.
 """
 
 from __future__ import annotations
@@ -15,26 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from finessl.analysis.metrics import Interval, fit_temperature, softmax, wilson
 from finessl.analysis.runs import Outcome
 
-ENOUGH = 50  # held-out labels from which a temperature is worth fitting
 STRANGE = 0.05  # share of labeled images that are called strange, by definition of the threshold
 FOLDS = 5
-SHARP = 0.1  # temperature of the ridge scores, about 0 … 1, while there are too few labels to fit one
 
 
 @dataclass(frozen=True)
 class SecondOpinion:
     """The pretrained backbone's view of a run."""
 
-    labels: int  # labels that could be held out: of classes with two or more
-    accuracy: float  # cross-validated, of frozen features with these labels
-    interval: Interval
-    probabilities: np.ndarray  # [N, C] for each labeled image, from the other folds
-    temperature: float | None  # None: too few labels
-    expected: float | None  # accuracy of the tuned classifier on unlabeled images, by these probabilities
-    agreement: float | None  # share of unlabeled images where both name the same class
+    scores: np.ndarray  # [N, C] of each labeled image, from the other folds
     familiarity: np.ndarray  # [m] of the unlabeled images: cosine similarity to the nearest class mean
     threshold: float | None  # familiarity that STRANGE of the labeled images do not reach
     strange: float | None  # share of unlabeled images below it
@@ -50,30 +39,9 @@ def second_opinion(outcome: Outcome) -> SecondOpinion | None:
     several = np.bincount(labels, minlength=classes)[labels] > 1
     if not several.any():
         return None
-    held_out = cross_validated(x, labels, classes)
-    enough = int(several.sum()) >= ENOUGH
-    temperature = fit_temperature(held_out[several], labels[several]) if enough else None
-    right = held_out.argmax(1)[several] == labels[several]
-    theirs = softmax(ridge(x, labels, classes)(u) / (temperature or SHARP)) if len(u) else None
-    expected = agreement = None
-    if theirs is not None and outcome.unlabeled is not None:
-        answers = dict(zip(outcome.unlabeled["index"].tolist(), outcome.unlabeled["label"].tolist(), strict=True))
-        named = np.array([answers[i] for i in kept["unlabeled"].tolist()])
-        agreement = float((theirs.argmax(1) == named).mean())
-        expected = float(theirs[np.arange(len(named)), named].mean()) if temperature else None
     familiarity, threshold = familiar(x, labels, u, several, classes)
-    return SecondOpinion(
-        int(several.sum()),
-        float(right.mean()),
-        wilson(float(right.sum()), int(several.sum())),
-        softmax(held_out / (temperature or SHARP)),
-        temperature,
-        expected,
-        agreement,
-        familiarity,
-        threshold,
-        float((familiarity < threshold).mean()) if threshold is not None and len(familiarity) else None,
-    )
+    strange = float((familiarity < threshold).mean()) if threshold is not None and len(familiarity) else None
+    return SecondOpinion(cross_validated(x, labels, classes), familiarity, threshold, strange)
 
 
 def ridge(x: np.ndarray, labels: np.ndarray, classes: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -126,13 +94,13 @@ def unit(x: np.ndarray) -> np.ndarray:
 
 
 def doubtful_labels(outcome: Outcome, opinion: SecondOpinion) -> list[tuple[int, int, int, float]]:
-    """(position in train, label, what it looks like, by how much more probable), most doubtful first: labeled images
-    that the other labeled images, without theirs, would call something else."""
+    """(position in train, label, what it looks like, by how much higher that scores), most doubtful first: labeled
+    images that the other labeled images, without theirs, would call something else."""
     kept = outcome.features
     assert kept is not None
-    labels, p = kept["labels"], opinion.probabilities
-    best, rows = p.argmax(1), np.arange(len(labels))
-    margin = p[rows, best] - p[rows, labels]
+    labels, scores = kept["labels"], opinion.scores
+    best, rows = scores.argmax(1), np.arange(len(labels))
+    margin = scores[rows, best] - scores[rows, labels]
     several = np.bincount(labels)[labels] > 1
     order = [i for i in np.argsort(-margin, kind="stable") if margin[i] > 0 and several[i]]
     return [(int(kept["labeled"][i]), int(labels[i]), int(best[i]), float(margin[i])) for i in order]

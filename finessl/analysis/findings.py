@@ -11,12 +11,23 @@ import numpy as np
 from finessl.analysis import metrics
 from finessl.analysis.estimate import STRANGE, SecondOpinion
 from finessl.analysis.metrics import Interval
-from finessl.analysis.runs import Outcome
-from finessl.data.dataset import some
+from finessl.analysis.runs import Outcome, plain
+from finessl.data.dataset import count_of, some
 
 UNEVEN = 0.10  # of the pseudo-labels in the wrong class's share: worth a warning
 SURER = 0.05  # confidence above accuracy: worth a warning
-WEAK = 0.5  # recall below so much of the mean: a weak class
+WEAK = 0.5  # recall below this share of the mean recall: a weak class
+AUDIT = (50, 100, 400)  # labeled images for which the report says how exact an audit is
+# Fields that say where something is kept. What is kept there is compared by its digest.
+PLACES = (
+    "data.source",
+    "data.root",
+    "data.test",
+    "source.labels",
+    "model.weights",
+    "head.text_features",
+    "head.text_weights",
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ def points(difference: float) -> str:
 # ---- how good -------------------------------------------------------------------------------------------------------
 
 
-def judge(subject: Outcome, others: Sequence[Outcome], opinion: SecondOpinion | None) -> Verdict:
+def judge(subject: Outcome, others: Sequence[Outcome]) -> Verdict:
     if subject.test is not None:
         right, count = int(subject.test.correct.sum()), len(subject.test.correct)
         bounds = metrics.wilson(right, count)
@@ -63,24 +74,32 @@ def judge(subject: Outcome, others: Sequence[Outcome], opinion: SecondOpinion | 
         )  # fmt: skip
         verdict.sentences.append(gain(subject, others))
         return verdict
-    last = subject.accuracy
-    if last is not None:
-        text = "on the test images when it was last measured; the run has not finished"
-        return Verdict(percent(last), text, None, last, True)
-    return estimate(subject, opinion)
+    if not subject.finished:
+        steps, measured = subject.series("test", "accuracy")
+        if len(measured):
+            text = f"of the test images were right at step {steps[-1]:,} of {subject.recipe.train.steps:,}"
+            return Verdict(percent(measured[-1]), f"{text}; the run has not finished", None, float(measured[-1]), True)
+        text = f"accuracy: the run has not finished; it came to step {subject.step:,} of {subject.recipe.train.steps:,}"
+        return Verdict("unknown", text, None, None, False, ["Run its command again: it resumes from its checkpoint."])
+    return ask_for_audit(subject)
 
 
 def gain(subject: Outcome, others: Sequence[Outcome]) -> str:
-    """Against labeled images alone: the same test images, so the two are compared image by image."""
-    baseline = next(
-        (o for o in reversed(others) if o.recipe.method.name == "supervised" and comparable(subject, o)), None
-    )
+    """Against labeled images alone. Only a run that differs in nothing but the method can tell."""
     if subject.recipe.method.name == "supervised":
-        return "It learned from the labeled images alone: this is the figure that unlabeled images have to beat."
-    if baseline is None:
+        return "It learned from the labeled images alone: this is the accuracy that unlabeled images have to beat."
+    baselines = [o for o in reversed(others) if o.recipe.method.name == "supervised"]
+    if not baselines:
         return (
-            "Whether the unlabeled images helped is open: train the same with --method supervised and give both runs "
-            "to finessl report."
+            "Not known yet whether the unlabeled images helped. Train once more with --method supervised and otherwise "
+            "the same settings, and give both runs to finessl report."
+        )
+    baseline = next((o for o in baselines if not differences(subject, o)), None)
+    if baseline is None:
+        apart = differences(subject, baselines[0])
+        return (
+            f"Not known whether the unlabeled images helped: the run \u201c{baselines[0].label}\u201d differs in more than "
+            f"the method: {some(apart, 8)}. Train once more with --method supervised and otherwise the same settings."
         )
     assert subject.test is not None and baseline.test is not None
     mine, theirs = subject.test.correct.astype(float), baseline.test.correct.astype(float)
@@ -94,39 +113,56 @@ def gain(subject: Outcome, others: Sequence[Outcome]) -> str:
     return f"These test images cannot tell whether the unlabeled images helped: {text}."
 
 
-def comparable(one: Outcome, other: Outcome) -> bool:
-    if one.test is None or other.test is None or one.classes != other.classes:
-        return False
-    return np.array_equal(one.test.index, other.test.index) and np.array_equal(one.test.labels, other.test.labels)
+def differences(one: Outcome, other: Outcome) -> list[str]:
+    """In words, all in which two runs differ besides their method."""
+    found = data_differences(one, other)
+    if other.test is None:
+        found.append("it has no results on test images")
+    mine, theirs = one.meta.get("weights_sha256"), other.meta.get("weights_sha256")
+    if mine and theirs and mine != theirs:
+        found.append("the backbone's weights")
+    for name, (here, there) in one.recipe.differences(other.recipe).items():
+        if not name.startswith("method.") and name not in PLACES:
+            found.append(f"{name} ({plain(there)} there, {plain(here)} here)")
+    return found
 
 
-def estimate(subject: Outcome, opinion: SecondOpinion | None) -> Verdict:
-    """No test labels: a range, how it was made, and how far to trust it."""
-    own = None if subject.unlabeled is None else float(subject.unlabeled["confidence"].mean())
-    if opinion is None or own is None:
-        text = "accuracy: there are no test labels, and the run kept too little to estimate it"
-        advice = "Put a few labeled images of each class into test/ and run finessl evaluate."
-        return Verdict("unknown", text, None, None, False, [advice])
-    low, high = sorted((opinion.accuracy, own))
-    sentences = [
-        f"Cautious end, {percent(opinion.accuracy, 0)}: the backbone without tuning, cross-validated on "
-        f"{opinion.labels:,} labeled images (95 % interval {span(opinion.interval)}). Tuning usually does better.",
-        f"Hopeful end, {percent(own, 0)}: the classifier's own mean confidence on unlabeled images. It was trained on all "
-        "the labels there are, so nothing checks it; such confidence is usually too high.",
-    ]
-    if opinion.expected is not None:
-        sentences.append(
-            f"A second opinion: the untuned backbone, its confidence calibrated on held-out labels "
-            f"(temperature {opinion.temperature:.2f}), would expect {percent(opinion.expected, 0)} of the answers to be right."
-        )
-    else:
-        sentences.append("There are too few labels (under 50) to calibrate any confidence.")
-    sentences.append(
-        "None of this is a measurement. 100 labeled images in test/, chosen at random, would give one to ±10 points, "
-        "400 to ±5."
-    )
-    text = "accuracy, estimated: no test image has a label"
-    return Verdict(f"{100 * low:.0f}–{100 * high:.0f} %", text, Interval(low, high), None, False, sentences)
+def data_differences(one: Outcome, other: Outcome) -> list[str]:
+    """In words, in which images two runs differ."""
+    found = []
+    if one.fingerprint and other.fingerprint and one.fingerprint != other.fingerprint:
+        found.append("other data")
+    elif one.split and other.split and one.split["labeled"] != other.split["labeled"]:
+        found.append("other labeled images")
+    if one.classes != other.classes:
+        found.append("other classes")
+    elif one.test is not None and other.test is not None:
+        same = np.array_equal(one.test.index, other.test.index) and np.array_equal(one.test.labels, other.test.labels)
+        if not same:
+            found.append("other test images")
+    return found
+
+
+def ask_for_audit(subject: Outcome) -> Verdict:
+    """No test image has a label. Confidence is no measurement, so the report asks for one."""
+    buys = ", ".join(f"{n} images give it to ±{100 * half_width(n):.0f} points" for n in AUDIT)
+    return Verdict(
+        "not measured", "accuracy: no test image has a label", None, None, False,
+        [
+            "The classifier was trained on every label there is, so nothing here can check it. Its own confidence is "
+            "usually too high.",
+            "Audit it: choose 50 to 100 images at random, whatever the classifier says of them, label them and put them "
+            f"into folders, one per class. Then run finessl evaluate {subject.path} FOLDER. Use new images, or add "
+            "--include-unlabeled for images that training used without their labels.",
+            f"What labels buy, at worst (95 % interval): {buys}.",
+        ],
+    )  # fmt: skip
+
+
+def half_width(images: int) -> float:
+    """Of the 95 % interval of an accuracy near 50 %, where it is widest."""
+    low, high = metrics.wilson(images / 2, images)
+    return (high - low) / 2
 
 
 # ---- what to watch --------------------------------------------------------------------------------------------------
@@ -175,7 +211,7 @@ def overconfident(subject: Outcome) -> Finding | None:
     text = f"It is {percent(sure, 0)} sure on average and right {percent(right, 0)} of the time"
     if sure - right > SURER and low > 0:
         kappa = metrics.rectification(test.confidence, test.correct)
-        return Finding("watch", "Overconfident", f"{text}: take its confidence times {kappa:.2f}.")
+        return Finding("watch", "Overconfident", f"{text}: multiply its confidence by {kappa:.2f}.")
     if right - sure > SURER and high < 0:
         return Finding("note", "Too modest", f"{text}: its answers deserve more trust than they claim.")
     return Finding("good", "Confidence means what it says", f"{text}.")
@@ -185,13 +221,17 @@ def biased(subject: Outcome) -> Finding | None:
     if not subject.diagnostics:
         return None
     last, classes = subject.diagnostics[-1], subject.classes
+    before = subject.diagnostics[-2]["step"] if len(subject.diagnostics) > 1 else 0
+    when = (
+        f"Pseudo-labels of the last {count_of(last['step'] - before, 'step')} of training, not of the final classifier:"
+    )
     pseudo = np.array(last["pseudo"], float)
     share = pseudo / pseudo.sum()
     if "truth" not in last:
         most, least = int(share.argmax()), int(share.argmin())
         text = (
-            f"{classes[most]} gets {share[most] * len(share):.1f} times an even share of the pseudo-labels, "
-            f"{classes[least]} {share[least] * len(share):.1f} times. That is bias only if your images are spread evenly."
+            f"{when} {classes[most]} got {share[most] * len(share):.1f} times an even share, {classes[least]} "
+            f"{share[least] * len(share):.1f} times. That is bias only if your images are spread evenly."
         )
         return Finding("note", "Spread of the pseudo-labels", text)
     truth = np.array(last["truth"], float)
@@ -200,8 +240,8 @@ def biased(subject: Outcome) -> Finding | None:
     quotient = np.divide(share, truth / truth.sum(), out=np.full(len(truth), np.nan), where=truth > 0)
     most, least = int(np.nanargmax(quotient)), int(np.nanargmin(quotient))
     text = (
-        f"{classes[most]} gets {quotient[most]:.1f} times its true share of the pseudo-labels, {classes[least]} "
-        f"{quotient[least]:.1f} times; {percent(moved, 0)} of all pseudo-labels would have to move to even that out."
+        f"{when} {classes[most]} got {quotient[most]:.1f} times its true share, {classes[least]} {quotient[least]:.1f} "
+        f"times; {percent(moved, 0)} of them would have to move to even that out."
     )
     if moved > UNEVEN + noise:
         return Finding("watch", "Biased towards some classes", text)

@@ -113,7 +113,9 @@ def least_sure(outcome: Outcome, dataset: Dataset) -> Gallery:
 
 
 def mistakes(outcome: Outcome, dataset: Dataset) -> Gallery:
-    gallery = Gallery("Surely wrong", "Test images with a sure answer against their label: one of the two is wrong.")
+    gallery = Gallery(
+        "Confident but wrong", "Test images with a confident answer against their label: one of the two is wrong."
+    )
     test = outcome.test
     if test is not None and dataset.test is not None:
         wrong = np.flatnonzero(~test.correct)

@@ -16,12 +16,12 @@ from finessl.analysis.page import Html, el, join, page, table
 from finessl.analysis.runs import Outcome, plain, read_runs
 from finessl.analysis.sections import bias, classes, confidence, learning, pictures, side_by_side
 from finessl.analysis.style import styled
-from finessl.data.dataset import Dataset
+from finessl.data.dataset import Dataset, some
 from finessl.errors import FinesslError
 from finessl.training.rundir import write_atomically, writing
 
 Progress = Callable[[str, int, int], None]
-LEVELS = {"problem": "Problem", "watch": "Watch", "good": "In order", "note": "Note"}
+LEVELS = {"problem": "Problem", "watch": "Watch", "good": "OK", "note": "Note"}
 LEAK_LIMIT = 20_000  # images among which a leak is looked for; more would take minutes
 
 
@@ -61,7 +61,7 @@ def open_images(outcome: Outcome, progress: Progress | None) -> Dataset | None:
 def build(outcomes: Sequence[Outcome], dataset: Dataset | None, progress: Progress | None = None) -> Html:
     *others, subject = outcomes
     opinion = second_opinion(subject)
-    verdict = judge(subject, others, opinion)
+    verdict = judge(subject, others)
     found = findings(subject, opinion)
     if (leak := look_for_leaks(dataset, progress)) is not None:
         found = sorted([leak, *found], key=lambda finding: list(LEVELS).index(finding.level))
@@ -89,7 +89,7 @@ def build(outcomes: Sequence[Outcome], dataset: Dataset | None, progress: Progre
 
 def heading(subject: Outcome, others: Sequence[Outcome]) -> Html:
     recipe, meta = subject.recipe, subject.meta
-    against = f", beside {', '.join(o.label for o in others)}" if others else ""
+    against = f", next to {', '.join(o.label for o in others)}" if others else ""
     facts = [f"{len(subject.classes):,} classes"] if subject.classes else []
     facts += [f"{meta[name]:,} {name}" for name in ("labeled", "unlabeled", "test") if meta.get(name)]
     facts.append(f"{recipe.model.backbone} with {recipe.tuning.name}")
@@ -109,7 +109,7 @@ def verdict_section(verdict: Verdict) -> Html:
         marks += [el("b", style=f"left:{100 * verdict.at:.1f}%")] if verdict.at is not None else []
         gauge = join(
             el("div", marks, class_="gauge"),
-            el("div", el("span", "0 %"), el("span", "all right"), class_="ends"),
+            el("div", el("span", "0 %"), el("span", "100 %"), class_="ends"),
         )
     kind = "figure" if verdict.measured else "figure estimated" if verdict.bounds else "figure estimated unknown"
     return el(
@@ -140,9 +140,9 @@ def look_for_leaks(dataset: Dataset | None, progress: Progress | None) -> Findin
     leaks = report(dataset, progress=note).leaks
     if not leaks:
         return Finding("good", "No leak", "No test image is among the training images, or nearly the same as one.")
-    shown = ", ".join(test for test, _, _ in leaks[:3])
     text = (
-        f"{len(leaks):,} of {len(dataset.test):,} test images are also trained on ({shown} …): accuracy is overstated."
+        f"{len(leaks):,} of {len(dataset.test):,} test images {'is' if len(leaks) == 1 else 'are'} also trained on "
+        f"({some([test for test, _, _ in leaks], 3)}): accuracy is overstated."
     )
     return Finding("problem", "Test images leak into training", text)
 

@@ -65,8 +65,10 @@ class Outcome:
         self.unlabeled = self._arrays("unlabeled.npz", "labels and confidence of the unlabeled images")
         self.features = self._arrays("features.npz", "features of the pretrained backbone")
         if not self.meta.get("finished"):
-            where = f"it stopped, or still is, at step {self.step:,} of {self.recipe.train.steps:,}"
-            self.missing.insert(0, f"The run has not finished: {where}. Its command, given again, goes on from there.")
+            where = f"step {self.step:,} of {self.recipe.train.steps:,}"
+            self.missing.insert(
+                0, f"The run has stopped, or still runs, at {where}. Its command, run again, resumes it."
+            )
 
     # ---- what it is -------------------------------------------------------------------------------------------------
 
@@ -80,7 +82,14 @@ class Outcome:
 
     @property
     def step(self) -> int:
-        return max((row["step"] for row in self.rows if "step" in row), default=0)
+        """How far it came: by its metrics, whose lines are some steps apart, or by its newest checkpoint."""
+        saved = [int(path.name[5:]) for path in self.run.checkpoints.glob("step-*") if path.name[5:].isdigit()]
+        return max([0, *saved, *(row["step"] for row in self.rows if "step" in row)])
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the data."""
+        return self.meta.get("data_fingerprint") or (self.split or {}).get("fingerprint")
 
     @cached_property
     def classes(self) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from finessl.analysis import charts, figures, metrics
-from finessl.analysis.findings import percent, span
+from finessl.analysis.findings import data_differences, percent, span
 from finessl.analysis.galleries import Gallery
 from finessl.analysis.page import Html, el, join, table
 from finessl.analysis.runs import Outcome
@@ -24,7 +24,8 @@ CHART = (4.7, 3.0)  # inches; what a phone can still show
 def side_by_side(outcomes: Sequence[Outcome]) -> Html:
     head = ["run", "test accuracy", "balanced accuracy", "calibration error", "mean confidence", "pseudo-label accuracy",
             "evenness of pseudo-labels", "time"]  # fmt: skip
-    rows = [[keyed(number, o.label), *measures(o)] for number, o in enumerate(outcomes)]
+    subject = outcomes[-1]
+    rows = [[join(keyed(number, o.label), apart(subject, o)), *measures(o)] for number, o in enumerate(outcomes)]
     note = (
         "95 % intervals in grey. Calibration error: mean gap between confidence and accuracy, 15 bins. Evenness: entropy of "
         "the last epoch's pseudo-labels over classes, 100 % when all are equally frequent."
@@ -35,6 +36,12 @@ def side_by_side(outcomes: Sequence[Outcome]) -> Html:
         table(head, rows, numbers=1),
         el("p", note, class_="quiet"),
     )
+
+
+def apart(subject: Outcome, other: Outcome) -> Html | None:
+    """A mark on a run whose figures cannot be compared with the subject's."""
+    found = data_differences(subject, other)
+    return el("small", f"not comparable: {', '.join(found)}", class_="warning") if found else None
 
 
 def measures(outcome: Outcome) -> list[Any]:
@@ -109,7 +116,7 @@ def learning(outcomes: Sequence[Outcome]) -> Html | None:
         return chart(title, text, lambda axes: charts.draw_lines(axes, series, "step", "", percent=True))
 
     made = grid(
-        curves("Test accuracy", "Measured now and then, never used to choose.", tested),
+        curves("Test accuracy", "Measured during training; never used for model selection.", tested),
         curves("Pseudo-label accuracy", "Of unlabeled images whose class the data set knows.", labeled),
         curves("Mean confidence", "On weak views of unlabeled images.", sure),
         curves("Pseudo-labels used", "Share of a batch's unlabeled images with a weight above 0.", used),

@@ -9,7 +9,7 @@ While training, one line of metrics.jsonl per epoch, {"kind": "diagnostics", "st
 Groups of images: correct, incorrect, novel (of a class the classifier does not have), unknown.
 
 After training, RUN/unlabeled.npz (what the classifier says of a sample of the unlabeled images) and RUN/features.npz
-(what the pretrained backbone, not tuned, makes of some labeled and unlabeled images: an opinion of its own).
+(the features of the labeled images and of some unlabeled ones, from the pretrained backbone before tuning).
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ GROUPS = ("correct", "incorrect", "novel", "unknown")
 BINS = 100
 MILLION = 1_000_000  # sums are kept in millionths: integers add up to the same in any order, on any device
 UNKNOWN, NOVEL = -1, -2
-# Images looked at after training, at most, by the classifier and (labeled and unlabeled ones each) by the backbone; and,
-# beyond a few, no more than a tenth of those that training looked at: half of it for the classifier, a quarter each for
-# the others. A short run on a slow machine should not spend its time on looking back.
-PREDICTED, ENCODED, FEW, SHARE = 10_000, 1_000, 64, 0.1
+MAX_PREDICTED = 10_000  # unlabeled images that the classifier labels after training
+MAX_ENCODED = 1_000  # unlabeled images that the untuned backbone encodes after training
+MAX_LABELED = 50_000  # labeled images that it encodes: all, in a run with few labels
+MIN_IMAGES = 64  # of either kind of unlabeled images, in a run however short
+MAX_SHARE = 0.1  # of the images that training processed: what the classifier and the backbone process afterwards
 
 
 def hidden_truth(experiment: Experiment) -> np.ndarray:
@@ -131,8 +132,8 @@ def look_back(
     """Write unlabeled.npz and, for a pretrained backbone, features.npz."""
     split, network, recipe = experiment.split, experiment.network, experiment.recipe
     others = np.flatnonzero(~np.isin(split.unlabeled, split.labeled))
-    share = int(SHARE * recipe.train.steps * experiment.images_per_step)
-    chosen = others[evenly(len(others), min(PREDICTED, max(FEW, share // 2)))]
+    share = int(MAX_SHARE * recipe.train.steps * experiment.images_per_step)
+    chosen = others[evenly(len(others), min(MAX_PREDICTED, max(MIN_IMAGES, share // 2)))]
     images, labels = split.unlabeled[chosen], experiment.labels
     classes, device = len(split.classes), experiment.device
 
@@ -159,8 +160,8 @@ def look_back(
         model = create_backbone(recipe.model.backbone, weights=recipe.model.weights, image_size=experiment.image_size)
         encoder = model.encoder.to(device).eval()
         by_class = split.labeled[np.argsort(labels[split.labeled], kind="stable")]
-        most = min(ENCODED, max(FEW, share // 4))
-        labeled, unlabeled = by_class[evenly(len(by_class), most)], images[evenly(len(images), most)]
+        labeled = by_class[evenly(len(by_class), MAX_LABELED)]
+        unlabeled = images[evenly(len(images), min(MAX_ENCODED, max(MIN_IMAGES, share // 4)))]
         own = {"size": model.image_size, "mean": model.mean, "std": model.std}
         features = over(encoder, np.concatenate([labeled, unlabeled]), "encoding without tuning", **own).half().cpu()
         saved = {"labeled": labeled, "labels": labels[labeled], "unlabeled": unlabeled}

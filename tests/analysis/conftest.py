@@ -67,16 +67,23 @@ def make_run(tmp_path: Path, photos: Path) -> Callable[..., Path]:
         rows: list[dict[str, Any]] | None = None,
         finished: bool = True,
         tested: bool = True,
+        labels: int = 4,
+        source: Path | None = None,
     ) -> Path:
         folder = tmp_path / name
         folder.mkdir()
         recipe = Recipe.read(
             None,
-            {"data.source": str(photos), "method.name": method, "split.labels_per_class": 4, **(fields or {})},
+            {
+                "data.source": str(source or photos),
+                "method.name": method,
+                "split.labels_per_class": labels,
+                **(fields or {}),
+            },
         )
         (folder / "recipe.toml").write_text(recipe.toml(), encoding="utf-8")
-        dataset = open_dataset(photos)
-        split = make_split(dataset, kind="per-class", labels_per_class=4)
+        dataset = open_dataset(source or photos)
+        split = make_split(dataset, kind="per-class", labels_per_class=labels)
         split.save(folder / "split.json")
         lines = [{"kind": "train", "step": 10, "loss": 1.0, "used": 0.4, "confidence": 0.7}]
         lines += [{"kind": "test", "step": 10, "accuracy": 0.5}] if tested else []
@@ -86,10 +93,10 @@ def make_run(tmp_path: Path, photos: Path) -> Callable[..., Path]:
             return folder
         rng = np.random.default_rng(0)
         if tested:
-            labels = np.repeat(np.arange(3), 6)
-            answers = np.where(np.arange(18) < right, labels, (labels + 1) % 3)
+            true = np.repeat(np.arange(3), 6)
+            answers = np.where(np.arange(18) < right, true, (true + 1) % 3)
             logits = 2.0 * np.eye(3)[answers] + rng.uniform(0, 1, (18, 3))
-            np.savez(folder / "predictions.npz", logits=logits.astype(np.float32), labels=labels, index=np.arange(18))
+            np.savez(folder / "predictions.npz", logits=logits.astype(np.float32), labels=true, index=np.arange(18))
         others = np.setdiff1d(split.unlabeled, split.labeled)
         truth = split.labels(dataset)
         np.savez(
@@ -103,7 +110,7 @@ def make_run(tmp_path: Path, photos: Path) -> Callable[..., Path]:
             labeled_features=features(split.labeled), unlabeled_features=features(others),
         )  # fmt: skip
         meta = {
-            "finished": True, "accuracy": right / 18 if tested else None, "steps": 10, "seconds": 75.0, "labeled": 12,
+            "finished": True, "accuracy": right / 18 if tested else None, "steps": 10, "seconds": 75.0, "labeled": 3 * labels,
             "unlabeled": 36, "test": 18 if tested else 0, "trained_parameters": 10, "parameters": 100,
             "data_fingerprint": dataset.fingerprint(), "device": "a machine", "versions": {"finessl": "0.1.0"},
         }  # fmt: skip

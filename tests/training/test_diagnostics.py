@@ -161,8 +161,8 @@ def test_look_back_keeps_what_the_classifier_says(tmp_path: Path) -> None:
     fields = {"train.steps": 3, "train.epoch_steps": 3, "train.batch_size": 4, "train.precision": "fp32"}
     recipe = Recipe.read("demo", fields)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diagnostics, "PREDICTED", 40)  # both fewer than FEW
-        patch.setattr(diagnostics, "ENCODED", 30)
+        patch.setattr(diagnostics, "MAX_PREDICTED", 40)  # both fewer than MIN_IMAGES
+        patch.setattr(diagnostics, "MAX_ENCODED", 30)
         train(recipe, tmp_path / "run", SETTINGS)
     with np.load(tmp_path / "run" / "unlabeled.npz") as file:
         kept = dict(file)
@@ -177,7 +177,7 @@ def test_look_back_keeps_what_the_classifier_says(tmp_path: Path) -> None:
     np.testing.assert_array_equal(p.argmax(1), kept["label"][:8])
     np.testing.assert_allclose(p.max(1), kept["confidence"][:8], atol=1e-4)
     with np.load(tmp_path / "run" / "features.npz") as file:
-        assert len(file["labeled"]) == 30 and len(file["unlabeled"]) == 30
+        assert len(file["labeled"]) == 40 and len(file["unlabeled"]) == 30  # all labeled images are kept
         model = create_backbone("embedded")
         pixels = torch.from_numpy(np.stack([dataset.train.read(int(i)) for i in file["unlabeled"][:4]]))
         x = (pixels.permute(0, 3, 1, 2) / 255 - torch.tensor(model.mean)[:, None, None]) / torch.tensor(model.std)[
@@ -213,7 +213,7 @@ def test_nothing_waits_for_the_device() -> None:
 
 
 def test_looking_back_costs_a_share_of_training(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnostics, "FEW", 1)
+    monkeypatch.setattr(diagnostics, "MIN_IMAGES", 1)
     recipe = Recipe.read(None, {**TINY, "data.source": str(shapes), "method.name": "supervised"})
     train(recipe, tmp_path / "run", SETTINGS)
     passes = recipe.train.steps * recipe.train.batch_size  # labeled images alone
