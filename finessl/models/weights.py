@@ -10,15 +10,17 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from finessl.errors import FinesslError
+from finessl.models.torchscript import read_torchscript
 
 # what torch.load raises for a file that is none of its own, or was cut short
 BROKEN = (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, LookupError, ValueError, TypeError,
-          AttributeError)  # fmt: skip
+          AttributeError, OverflowError, NotImplementedError, MemoryError)  # fmt: skip
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -26,16 +28,50 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise FinesslError(f"no weights file at {path}.")
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise FinesslError(f"{path} is not a complete safetensors file ({error}).") from error
     try:
-        content = _read_torchscript(path) or torch.load(path, map_location="cpu", weights_only=True)
+        with open(path, "rb"):  # the libraries below name other reasons for a file without permission
+            pass
+        content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    except OSError as error:
+        raise FinesslError(f"the weights file {path} cannot be read: {error.strerror or error}.") from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
+    if not tensors:
+        raise FinesslError(f"{path} holds no named tensors.")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not is_plain(tensor):
+            raise FinesslError(f"{path}: {name} is no ordinary tensor with all its values in the file: refused.")
+    return tensors
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """In memory, dense and not larger than its bytes: a file can claim a tensor of any size otherwise."""
+    dense = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
+    return dense and tensor.nbytes <= tensor.untyped_storage().nbytes()
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise FinesslError(f"{path} is not a complete safetensors file ({error}).") from error
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        content = read_torchscript(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what it thinks of a damaged file
+            return torch.load(path, map_location="cpu", weights_only=True) if content is None else content
+    except FinesslError as error:
+        raise FinesslError(
+            f"{path} {error} Save its state_dict() as a safetensors file (safetensors.torch.save_file) where you trust it."
+        ) from error
     except BROKEN as error:
         first = str(error).splitlines()[0] if str(error) else "the file is cut short"
         if not isinstance(error, (RuntimeError, EOFError)):  # whose words are of no use: "run it all the same", "101"
@@ -43,25 +79,6 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise FinesslError(
             f"{path} cannot be read as weights ({first}). Give a safetensors file, or a PyTorch file of tensors alone."
         ) from error
-    for wrapper in ("state_dict", "model"):
-        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
-            content = content[wrapper]
-    tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
-    if not tensors:
-        raise FinesslError(f"{path} holds no named tensors.")
-    return tensors
-
-
-def _read_torchscript(path: Path) -> dict[str, Tensor] | None:
-    """The tensors of a TorchScript archive, the form in which OpenAI publishes CLIP; None for other files."""
-    if not zipfile.is_zipfile(path):
-        return None
-    with zipfile.ZipFile(path) as archive:
-        if not any(name.endswith("/constants.pkl") for name in archive.namelist()):
-            return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PyTorch would have new files in another format
-        return torch.jit.load(str(path), map_location="cpu").state_dict()
 
 
 def take_projection(weights: dict[str, Tensor]) -> Tensor | None:

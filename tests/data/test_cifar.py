@@ -115,6 +115,43 @@ def test_a_pickle_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not Path("harm").exists()
 
 
+FORGED = (3, "|", None, ("f",), {"f": (np.dtype("O"), 0)}, 8, 1, 0)  # bytes that NumPy would take for pointers
+
+
+class Forged:
+    """A dtype with a chosen state, as no array writes it."""
+
+    def __reduce__(self):
+        return np.dtype, ("V8", False, True), FORGED
+
+
+@pytest.mark.parametrize("value", [Forged(), np.array([None]), np.arange(3.0), np.dtype("i8")])
+def test_no_dtype_but_bytes_is_built(tmp_path: Path, value: object) -> None:
+    root = cifar100(tmp_path / "x", 4, train={"extra": value})
+    with pytest.raises(FinesslError, match="holds an array of .*, not of bytes: refused"):
+        open_dataset("cifar100", root=root)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_every_protocol_is_read(tmp_path: Path, protocol: int) -> None:
+    root = cifar100(tmp_path / "x", protocol)
+    assert (open_dataset("cifar100", root=root).train.array == upright(planes(0))).all()
+
+
+def test_a_pickle_cannot_ask_for_much_memory(tmp_path: Path) -> None:
+    root = cifar100(tmp_path / "x", 4)
+    (root / "cifar-100-python" / "train").write_bytes(b"\x80\x02Nr\xff\xff\xff\x7f.")
+    with pytest.raises(FinesslError, match="more memory than it can need"):
+        open_dataset("cifar100", root=root)
+
+
+@pytest.mark.parametrize("labels", ["0123", [0, "1", 2], [0, 1.5], [10**40], None, [[0]]])
+def test_labels_of_another_kind(tmp_path: Path, labels: object) -> None:
+    root = cifar100(tmp_path / "x", 4, train={"fine_labels": labels})
+    with pytest.raises(FinesslError, match="fine_labels should be a list of integers"):
+        open_dataset("cifar100", root=root)
+
+
 def test_damaged_files(tmp_path: Path) -> None:
     whole = cifar100(tmp_path / "whole", 4) / "cifar-100-python" / "train"
     data = whole.read_bytes()

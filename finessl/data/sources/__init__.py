@@ -56,9 +56,12 @@ def open_dataset(
     checked = check_options("dataset", name, source, options)
     if "progress" in options_of(source):
         checked["progress"] = progress
-    dataset: Dataset = source(path, **checked)
-    if test is not None:
-        dataset = with_test(dataset, Path(test), progress)
+    try:
+        dataset: Dataset = source(path, **checked)
+        if test is not None:
+            dataset = with_test(dataset, Path(test), progress)
+    except OSError as error:
+        raise FinesslError(f"{error.filename or data} cannot be read: {error.strerror or error}.") from error
     dataset.strict = strict
     return dataset
 

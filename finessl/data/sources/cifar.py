@@ -1,12 +1,11 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009): the python and binary files as published, or class folders.
 
-https://www.cs.toronto.edu/~kriz/cifar.html. The python files are pickles; they are read by an unpickler that knows
-NumPy arrays and plain containers and nothing else.
+https://www.cs.toronto.edu/~kriz/cifar.html. The python files are pickles; of these, arrays of bytes and plain
+containers are read and nothing is run.
 """
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from finessl.data.images import ArrayImages
 from finessl.data.index import Progress
 from finessl.data.sources.folder import open_folder
 from finessl.errors import FinesslError
+from finessl.pickles import load_pickle
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,24 @@ def open_cifar(form: Form, root: Path | None, download: bool, progress: Progress
 
 
 def read_python(form: Form, folder: Path) -> Dataset:
-    names = field(unpickle(folder / form.meta[0]), form.names, folder / form.meta[0])
-    classes = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    path = folder / form.meta[0]
+    names = field(unpickle(path), form.names, path)
+    if not isinstance(names, list) or not all(isinstance(name, (str, bytes)) for name in names):
+        raise FinesslError(f"{path}: {form.names} should be a list of class names.")
+    classes = [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names]
 
     def read(files: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
         pixels, labels = [], []
         for file in files:
             content = unpickle(folder / file)
-            pixels.append(np.asarray(field(content, "data", folder / file), np.uint8))
-            labels.append(np.asarray(field(content, form.labels, folder / file), np.int64))
+            data, classes = (field(content, name, folder / file) for name in ("data", form.labels))
+            array = getattr(data, "value", None) if isinstance(data, ByteArray) else None
+            if array is None or array.ndim != 2 or array.shape[1] != 3072:
+                raise FinesslError(f"{folder / file}: data should be an array of bytes, 3,072 for each image.")
+            if not isinstance(classes, list) or not all(type(k) is int and abs(k) < 1 << 31 for k in classes):
+                raise FinesslError(f"{folder / file}: {form.labels} should be a list of integers.")
+            pixels.append(array)
+            labels.append(np.array(classes, np.int64))
         return np.concatenate(pixels), np.concatenate(labels)
 
     return assemble(form, folder, classes, read(form.train), read((form.test,)))
@@ -102,7 +111,7 @@ def read_python(form: Form, folder: Path) -> Dataset:
 
 def read_binary(form: Form, folder: Path) -> Dataset:
     """Each image is its label (CIFAR-100: coarse, then fine) and 3,072 bytes, a colour plane after another."""
-    classes = (folder / form.meta[1]).read_text(encoding="utf-8").split()
+    classes = (folder / form.meta[1]).read_text(encoding="utf-8", errors="replace").split()
 
     def read(files: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
         rows = []
@@ -147,30 +156,78 @@ def field(content: Any, name: str, path: Path) -> Any:
     raise FinesslError(f"{path} has no entry {name!r}; it is not the file of that name from the archive.")
 
 
-class ArraysOnly(pickle.Unpickler):
-    """A pickle can run any code; this one can only build NumPy arrays and plain containers."""
+class Dtype:
+    """numpy.dtype, of which CIFAR needs one: uint8."""
 
-    ALLOWED = {
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
-        *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
-        ("_codecs", "encode"),  # how Python 3 writes bytes in old protocols
-    }
+    __slots__ = ()
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ALLOWED:
-            raise FinesslError(f"asks for {module}.{name}, which no CIFAR file needs; it may do harm: refused.")
-        return super().find_class(module, name)
+    def __call__(self, code: object, *_: object) -> Dtype:
+        if code not in ("u1", b"u1", "|u1", b"|u1"):
+            raise FinesslError(f"holds an array of {code!r}, not of bytes: refused.")
+        return self
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and fields mean nothing for uint8."""
+
+
+class ByteArray:
+    """numpy.ndarray of uint8: keeps the bytes and the shape."""
+
+    __slots__ = ("value",)
+
+    def __setstate__(self, state: tuple[int, tuple[int, ...], Dtype, bool, bytes]) -> None:
+        _, shape, dtype, fortran, data = state
+        if not isinstance(dtype, Dtype) or not isinstance(data, bytes):
+            raise FinesslError("holds an array of something else than bytes: refused.")
+        self.value = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
+
+
+class Reconstruct:
+    """numpy.core.multiarray._reconstruct: an empty array, filled by what follows."""
+
+    __slots__ = ()
+
+    def __call__(self, *_: object) -> ByteArray:
+        return ByteArray()
+
+
+class FromBuffer:
+    """numpy.core.numeric._frombuffer."""
+
+    __slots__ = ()
+
+    def __call__(self, data: bytes, dtype: Dtype, shape: tuple[int, ...], order: str) -> ByteArray:
+        array = ByteArray()
+        array.__setstate__((1, shape, dtype, order in ("F", b"F"), bytes(data)))
+        return array
+
+
+class Encode:
+    """_codecs.encode, by which Python 3 writes bytes in old protocols."""
+
+    __slots__ = ()
+
+    def __call__(self, text: str, encoding: str) -> bytes:
+        return text.encode("latin-1")
+
+
+NAMES = {
+    ("numpy", "ndarray"): None,
+    ("numpy", "dtype"): Dtype(),
+    ("_codecs", "encode"): Encode(),
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): Reconstruct() for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): FromBuffer() for core in ("core", "_core")},
+}
 
 
 def unpickle(path: Path) -> Any:
     try:
-        with open(path, "rb") as file:
-            return ArraysOnly(file, encoding="bytes").load()
+        return load_pickle(path.read_bytes(), NAMES)
     except FinesslError as error:
         raise FinesslError(f"{path}: {error}") from error
     except FileNotFoundError as error:
         raise FinesslError(f"{path} is missing; unpack the archive again.") from error
+    except OSError as error:
+        raise FinesslError(f"{path} cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # a damaged pickle raises almost anything
         raise FinesslError(f"{path} is damaged ({type(error).__name__}: {error}); unpack the archive again.") from error
