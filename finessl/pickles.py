@@ -42,6 +42,6 @@ def load_pickle(
     for operation, argument, _ in pickletools.genops(
         data
     ):  # the unpickler takes memory for the highest slot it is told
-        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > len(data):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(data):
             raise FinesslError("asks for more memory than it can need: refused.")
     return Unpickler(io.BytesIO(data), encoding="bytes").load()

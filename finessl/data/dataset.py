@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ class Dataset:
     given: np.ndarray | None = None  # bool [N]: labels that the user gave as labels; None: all are known, a split hides
     statistics: Statistics | None = None  # where published
     excluded: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of what is left out
+    notes: list[str] = field(default_factory=list)  # what else a user should know of how the data was read
     strict: bool = False  # broken images are an error, not left out
     broken: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # positions in train that no split uses
     broken_test: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -41,6 +43,11 @@ class Dataset:
         if len(self.classes) < 2:
             names = ", ".join(map(repr, self.classes)) or "none"
             raise FinesslError(f"{self.name} needs two classes or more to tell apart; it has: {names}.")
+        if garbled := [name for name in self.classes if not is_text(name)]:
+            raise FinesslError(
+                f"{self.name}: {'a class name is' if len(garbled) == 1 else f'{len(garbled)} class names are'} not valid "
+                f"UTF-8: {some([readable(name) for name in garbled])}. Rename its folder or label."
+            )
         if self.test_labels is not None and self.test is not None and len(self.test_labels) != len(self.test):
             raise FinesslError(f"{self.name}: {len(self.test_labels)} labels for {len(self.test)} test images.")
 
@@ -72,6 +79,36 @@ class Dataset:
         if self.given is not None:
             digest.update(np.packbits(self.given).data)
         return digest.hexdigest()
+
+
+def is_text(name: str) -> bool:
+    """False for names whose bytes on the disk are not UTF-8 (Python keeps these as lone surrogates)."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def readable(name: str) -> str:
+    r"""The name with what is not UTF-8 written as \xff."""
+    escaped = re.sub("[\udc80-\udcff]", lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", name)
+    return escaped.encode("utf-8", "backslashreplace").decode()
+
+
+def left_out(excluded: Sequence[tuple[str, str]], reasons: int = 5) -> list[str]:
+    """ "3 files are left out: reason (a.jpg, b.jpg, c.jpg)", one line for each reason, the most frequent first."""
+    groups: dict[str, list[str]] = {}
+    for key, reason in excluded:
+        groups.setdefault(reason, []).append(key)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    lines = [
+        f"{'1 file is' if len(keys) == 1 else f'{len(keys):,} files are'} left out: {reason} ({some(keys, 3)})"
+        for reason, keys in ordered[:reasons]
+    ]
+    if rest := sum(len(keys) for _, keys in ordered[reasons:]):
+        lines.append(f"{rest:,} more left out for other reasons")
+    return lines
 
 
 def broken_files(named: Sequence[tuple[str, str]], first: int = 5) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 import io
 import os
 import stat
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -17,13 +23,22 @@ from finessl.errors import FinesslError
 
 Source = str | os.PathLike[str] | bytes | BinaryIO
 
-# What Pillow reads without outside programs (EPS and PDF need Ghostscript; video containers are not images).
+# The formats that are read. Pillow knows more: some start outside programs (EPS starts Ghostscript), others are rare and
+# little tested. HEIC needs the package pillow-heif.
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "AVIF", "HEIF")
+HEIC = frozenset({".heic", ".heif", ".hif"})
 # fmt: off
 EXTENSIONS = frozenset({
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".ppm", ".pgm",
-    ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx", ".avif", ".tga", ".ico", ".pcx", ".qoi", ".sgi", ".dds", ".xbm",
-})
+    ".pbm", ".pnm", ".pfm", ".avif",
+}) | (HEIC if importlib.util.find_spec("pillow_heif") else frozenset())
+# Images all the same, which a user should know are passed over.
+UNREAD = (HEIC - EXTENSIONS) | {
+    ".jp2", ".j2k", ".jpx", ".tga", ".ico", ".pcx", ".qoi", ".sgi", ".dds", ".xbm", ".eps", ".svg", ".psd", ".jxl",
+    ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2",
+}
 # fmt: on
+LONGEST = 4  # times the shorter side asked for: the longest side that is kept of an image
 PIECE = 1 << 14  # bytes of each of the three pieces that identify a large file
 ORIENTATION = 0x0112  # the EXIF tag, and what undoes each of its values
 UPRIGHT = {
@@ -52,43 +67,40 @@ def load(source: Source, *, shorter: int | None = None, square: int | None = Non
     A JPEG at least four times larger than asked is first shrunk by its decoder, to no less than twice the size asked:
     several times faster, and after the bilinear step the mean difference is below one grey level.
     """
-    try:
-        with _open(source) as image:
-            height, width = fitted(image.height, image.width, shorter=shorter, square=square)
-            stored = image.size
-            draft = image.draft(None, (2 * width, 2 * height)) if shorter or square else None
-            image.load()
-            if draft and image.size != stored:  # the decoder rounds the size up; the box is what it really covers
-                image = image.resize((width, height), Image.Resampling.BILINEAR, draft[1])
-            image = to_rgb(image)
-            if (image.height < image.width) != (height < width):  # it was turned
-                height, width = width, height
-            return resize(image, height, width)
-    except Exception as error:  # Pillow's plugins raise anything on bytes they did not expect
-        raise _reason(error, source) from error
+    with opened(source) as image:
+        height, width = fitted(image.height, image.width, shorter=shorter, square=square)
+        stored = image.size
+        draft = image.draft(None, (2 * width, 2 * height)) if shorter or square else None
+        image.load()
+        if draft and image.size != stored:  # the decoder rounds the size up; the box is what it really covers
+            image = image.resize((width, height), Image.Resampling.BILINEAR, draft[1])
+        image = to_rgb(image)
+        if (image.height < image.width) != (height < width):  # it was turned
+            height, width = width, height
+        return resize(image, height, width)
 
 
 def probe(source: Source) -> tuple[int, int]:
     """(height, width) from the header alone, before any EXIF rotation."""
-    try:
-        with _open(source) as image:
-            return image.height, image.width
-    except Exception as error:
-        raise _reason(error, source) from error
+    with opened(source) as image:
+        return image.height, image.width
 
 
 def fitted(height: int, width: int, *, shorter: int | None = None, square: int | None = None) -> tuple[int, int]:
     """The size to keep of an image: shorter side down to `shorter` (as torchvision's Resize), or squashed to a square.
 
-    Nothing is made larger here: small images are cheaper to store as they are and are enlarged on the device.
+    Nothing is made larger here: small images are cheaper to store as they are and are enlarged on the device. A side of
+    more than LONGEST · `shorter` is squashed to that, since a batch takes the memory of its tallest times its widest.
     """
     if square:
         return (square, square) if max(height, width) > square else (height, width)
     short, long = sorted((height, width))
-    if not shorter or short <= shorter:
+    if not shorter:
         return height, width
-    long = int(shorter * long / short)
-    return (shorter, long) if height <= width else (long, shorter)
+    if short > shorter:
+        short, long = shorter, int(shorter * long / short)
+    long = min(long, LONGEST * shorter)
+    return (short, long) if height <= width else (long, short)
 
 
 def resize(image: Image.Image, height: int, width: int) -> Image.Image:
@@ -97,21 +109,85 @@ def resize(image: Image.Image, height: int, width: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BILINEAR)
 
 
-def _open(source: Source) -> Image.Image:
-    """Reads the header. Pillow only warns above its limit for decompression bombs; here that is an error."""
-    image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit and image.width * image.height > limit:
-        image.close()
-        raise ImageError(
-            f"{image.width}×{image.height} pixels, over the limit of {limit:,} (a decompression bomb?); "
-            "shrink the file, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
-        )
-    return image
+@functools.cache
+def formats() -> tuple[str, ...]:
+    """Those of FORMATS that this installation reads."""
+    Image.init()
+    if HEIC <= EXTENSIONS:
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def unread_reason(name: str | os.PathLike[str]) -> str:
+    """Why a file of this name is not read."""
+    extension = Path(name).suffix.lower()
+    if extension in HEIC - EXTENSIONS:
+        return "HEIC needs pillow-heif: pip install 'finessl[heic]'"
+    if extension in UNREAD:
+        return f"{extension} is not read; convert it to JPEG or PNG"
+    return f"not an image in a known format ({', '.join(formats())})"
+
+
+@contextmanager
+def opened(source: Source) -> Iterator[Image.Image]:
+    """An image whose header has been read; ImageError for whatever is wrong with it, also within the block.
+
+    Pillow only warns above its limit for decompression bombs; here that is an error.
+    """
+    file: BinaryIO | None = None
+    try:
+        if isinstance(source, (str, os.PathLike)):
+            file = open_regular(source)
+            _current.name = os.fsdecode(source)
+        with Image.open(
+            io.BytesIO(source) if isinstance(source, bytes) else file or source, formats=formats()
+        ) as image:
+            limit = Image.MAX_IMAGE_PIXELS
+            if limit and image.width * image.height > limit:
+                raise ImageError(
+                    f"{image.width}×{image.height} pixels, over the limit of {limit:,} (a decompression bomb?); "
+                    "shrink the file, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
+                )
+            yield image
+    except Image.UnidentifiedImageError as error:
+        content = file or source
+        size = len(content) if isinstance(content, bytes) else content.seek(0, io.SEEK_END)  # type: ignore[union-attr]
+        name = source if isinstance(source, (str, os.PathLike)) else ""
+        raise ImageError(unread_reason(name) if size else "empty file (0 bytes)") from error
+    except Exception as error:  # Pillow's plugins raise anything on bytes they did not expect
+        raise _reason(error) from error
+    finally:
+        _current.name = ""
+        if file is not None:
+            file.close()
+
+
+_current = threading.local()  # .name: the image that this thread decodes
+
+
+@contextmanager
+def pillow_warnings() -> Iterator[dict[str, str]]:
+    """Collects Pillow's warnings (of damaged EXIF data, say) by image instead of printing them, from all threads."""
+    found: dict[str, str] = {}
+
+    def collect(message: Warning | str, category: type[Warning], filename: str, *rest: object, **more: object) -> None:
+        if f"{os.sep}PIL{os.sep}" in filename:
+            found.setdefault(getattr(_current, "name", ""), str(message))
+        else:
+            show(message, category, filename, *rest, **more)  # type: ignore[arg-type]
+
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+        warnings.showwarning = collect
+        warnings.filterwarnings("always", module=r"PIL\.")
+        yield found
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Any Pillow image as 8-bit RGB, upright, transparent parts white."""
+    declared = declared_range(image)
     try:
         turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
     except Exception:  # unreadable metadata does not spoil the pixels
@@ -119,23 +195,39 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if turn is not None:
         image = image.transpose(turn)
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        image = Image.fromarray(_eight_bits(np.asarray(image)))
+        image = Image.fromarray(_eight_bits(np.asarray(image), declared))
     elif "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _eight_bits(values: np.ndarray) -> np.ndarray:
-    """Grey values of more than 8 bits: 16-bit files by their high byte, others by the range they use."""
-    if values.dtype.itemsize == 2:
-        return (values >> 8).astype(np.uint8)
-    values = np.nan_to_num(values.astype(np.float64))
+def declared_range(image: Image.Image) -> int:
+    """The largest value that a TIFF file says a pixel can have; 0 where it does not."""
+    tags = getattr(image, "tag_v2", {})
+    try:
+        bits = int(np.ravel(tags.get(258, 16))[0])  # BitsPerSample
+        return int(np.ravel(tags.get(281, 0 if bits >= 16 else (1 << bits) - 1))[0])  # MaxSampleValue
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return 0
+
+
+def _eight_bits(values: np.ndarray, declared: int) -> np.ndarray:
+    """Grey values of more than 8 bits.
+
+    Integers of up to 16 bits: the highest 8 of the bits that the file says are used (`declared`); without that, of 12
+    bits where all values of the image fit in these (as cameras and microscopes write them), else of 16. Other values: by
+    the range they use.
+    """
+    integers = values.dtype.itemsize == 2
+    if not integers:
+        values = np.nan_to_num(values.astype(np.float64))
     low, high = float(values.min()), float(values.max())
+    if integers or (low >= 0 and 255 < high <= 65535):
+        used = max(declared, int(high)) if 255 < declared < 65536 else 4095 if high <= 4095 else 65535
+        return (values.astype(np.uint16) >> (used.bit_length() - 8)).astype(np.uint8)
     if low < 0 or high > 65535:
         values = (values - low) / max(high - low, 1e-9) * 255
-    elif high > 255:
-        values = values // 256
     elif high <= 1 and not (values == np.floor(values)).all():  # floats in [0, 1]
         values = values * 255
     return values.round().astype(np.uint8)
@@ -152,25 +244,22 @@ def to_bytes(values: np.ndarray, what: str) -> np.ndarray:
     return (values * 255).round().astype(np.uint8) if floats else values.astype(np.uint8)
 
 
-def _reason(error: Exception, source: Source) -> ImageError:
+def _reason(error: Exception) -> ImageError:
     if isinstance(error, ImageError):
         return error
     if isinstance(error, Image.DecompressionBombError):
         return ImageError(f"refused as a decompression bomb: {error}")
     if isinstance(error, FileNotFoundError):
         return ImageError("there is no such file (a broken link?)")
-    if isinstance(error, Image.UnidentifiedImageError):
-        on_disk = isinstance(source, (str, os.PathLike))
-        empty = not (Path(source).stat().st_size if on_disk else source)  # type: ignore[arg-type]
-        return ImageError("empty file (0 bytes)" if empty else "not an image that Pillow can read")
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return ImageError(f"broken: {text or type(error).__name__}")
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a file for reading; ImageError for a pipe, a socket or a device, whose reading may never end."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ImageError("not a regular file")
+    kind = os.stat(path).st_mode
+    if not stat.S_ISREG(kind):
+        raise ImageError("a folder, not a file" if stat.S_ISDIR(kind) else "not a regular file")
     return open(path, "rb")
 
 
@@ -281,14 +370,14 @@ class FileImages:
             with open_regular(self.path(i)) as file:
                 return file.read()
         except OSError as error:
-            raise _reason(error, b"") from error
+            raise _reason(error) from error
 
     def excerpt(self, i: int) -> bytes:
         try:
             with open_regular(self.path(i)) as file:
                 return excerpt_of(file, os.fstat(file.fileno()).st_size)
         except OSError as error:
-            raise _reason(error, b"") from error
+            raise _reason(error) from error
 
     def take(self, indices: np.ndarray) -> FileImages:
         return FileImages(self.root, self.paths.take(indices))

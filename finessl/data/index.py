@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from finessl.data.images import EXTENSIONS
+from finessl.data.images import EXTENSIONS, UNREAD, unread_reason
 from finessl.data.paths import PathTable
 from finessl.errors import FinesslError
 
 Progress = Callable[[int, int | None], None]  # (done, of how many, or None where that is not known)
 
 CACHE_FROM = 20_000  # smaller folders are read again each time: that is fast, and sees files that changed in place
-VERSION = 1
+VERSION = 2
 JUNK = {"__MACOSX", "@eaDir", "lost+found", "__pycache__", "$RECYCLE.BIN", "System Volume Information"}
 
 
@@ -46,10 +46,15 @@ class FolderIndex:
     paths: PathTable
     times: np.ndarray  # int64, when each folder last changed (ns)
     ignored: dict[str, int] = field(default_factory=dict)  # other files: extension → how many
+    unread: list[str] = field(default_factory=list)  # those of them that are images, in a format that is not read
 
     @property
     def folders(self) -> list[str]:
         return self.paths.folders
+
+    def left_out(self) -> list[tuple[str, str]]:
+        """(path, reason) of the images that are not read."""
+        return [(path, unread_reason(path)) for path in self.unread]
 
     def counts(self) -> np.ndarray:
         """Images directly in each folder."""
@@ -74,11 +79,14 @@ class FolderIndex:
     def scan(cls, root: Path, progress: Progress | None = None) -> FolderIndex:
         folders: list[str] = []
         folder_of, lengths, sizes, times = array("i"), array("q"), array("q"), array("q")
-        names, ignored = bytearray(), Counter[str]()
+        names, ignored, unread = bytearray(), Counter[str](), list[str]()
         for folder, time, files in walk(root, "", ()):
             for entry in files:
-                if os.path.splitext(entry.name)[1].lower() not in EXTENSIONS:
-                    ignored[os.path.splitext(entry.name)[1].lower()] += 1
+                extension = os.path.splitext(entry.name)[1].lower()
+                if extension not in EXTENSIONS:
+                    ignored[extension] += 1
+                    if extension in UNREAD:
+                        unread.append(f"{folder}/{entry.name}" if folder else entry.name)
                     continue
                 encoded = os.fsencode(entry.name)
                 names += encoded
@@ -95,7 +103,7 @@ class FolderIndex:
             progress(len(sizes), len(sizes))
         blob = np.frombuffer(names, np.uint8) if names else np.empty(0, np.uint8)
         table = PathTable(folders, np.array(folder_of, np.int32), blob, offsets, np.array(sizes, np.int64))
-        return cls(root, table, np.array(times, np.int64), dict(ignored))
+        return cls(root, table, np.array(times, np.int64), dict(ignored), unread)
 
     def store(self, target: Path) -> None:
         """Atomically: a cache that cannot be written (disk full, no permission) is only a slower next time."""
@@ -108,7 +116,8 @@ class FolderIndex:
             for name in ("folder_of", "names", "offsets", "sizes"):
                 np.save(draft / f"{name}.npy", getattr(self.paths, name))
             np.save(draft / "times.npy", self.times)
-            facts = {"version": VERSION, "folders": self.folders, "ignored": self.ignored}
+            facts = {"version": VERSION, "extensions": sorted(EXTENSIONS), "folders": self.folders}
+            facts |= {"ignored": self.ignored, "unread": self.unread}
             (draft / "index.json").write_text(json.dumps(facts), encoding="ascii")
             shutil.rmtree(target, ignore_errors=True)
             os.replace(draft, target)
@@ -120,7 +129,7 @@ class FolderIndex:
         """The cached index, unless some folder has changed since (a file was added, removed or renamed)."""
         try:
             facts = json.loads((stored / "index.json").read_text(encoding="ascii"))
-            if facts["version"] != VERSION:
+            if facts["version"] != VERSION or facts["extensions"] != sorted(EXTENSIONS):
                 return None
             times = np.load(stored / "times.npy")
             if any(os.stat(root / f).st_mtime_ns != t for f, t in zip(facts["folders"], times, strict=True)):
@@ -131,7 +140,7 @@ class FolderIndex:
             }
         except (OSError, ValueError, KeyError, EOFError):
             return None
-        return cls(root, PathTable(facts["folders"], **arrays), times, facts["ignored"])
+        return cls(root, PathTable(facts["folders"], **arrays), times, facts["ignored"], facts["unread"])
 
 
 def name_of(root: Path) -> str:

@@ -16,10 +16,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from finessl.data.images import EXTENSIONS, ImageError, decode, excerpt_of, open_regular, probe
+from finessl.data.images import EXTENSIONS, UNREAD, ImageError, decode, excerpt_of, open_regular, probe
 from finessl.data.paths import PathTable
 from finessl.errors import FinesslError
 
+LABEL = 1 << 20  # bytes that no label file exceeds
 HEADER = 1 << 16  # bytes that nearly always hold an image's header
 
 
@@ -31,13 +32,14 @@ class Shard:
     starts: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)  # "" where there is none
+    unread: list[str] = field(default_factory=list)  # images in a format that is not read
 
 
 def read_shard(path: Path) -> Shard:
     """Members of one sample share their name up to the first dot after the last slash."""
     shard, labels = Shard(), dict[str, str]()
     try:
-        with tarfile.open(path, "r:") as tar:
+        with open_regular(path) as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
             for member in tar:
                 name = member.name.removeprefix("./")
                 extension = os.path.splitext(name)[1].lower()
@@ -45,8 +47,12 @@ def read_shard(path: Path) -> Shard:
                     shard.names.append(name)
                     shard.starts.append(member.offset_data)
                     shard.sizes.append(member.size)
+                elif member.isfile() and extension in UNREAD:
+                    shard.unread.append(name)
                 elif member.isfile() and extension in (".cls", ".json") and (data := tar.extractfile(member)):
-                    labels[sample(name)] = read_label(data.read(), extension)
+                    if member.size > LABEL:
+                        raise FinesslError(f"{path}: {name} has {member.size:,} bytes, which is no label.")
+                    labels[sample(name)] = read_label(data.read(), path, name)
             end = tar.offset
         with open(path, "rb") as file:  # tarfile takes a cut in a header for the end; a whole archive ends with zeros
             file.seek(end)
@@ -57,8 +63,8 @@ def read_shard(path: Path) -> Shard:
             f"{path} is cut short, compressed or no tar file ({error}); its first {len(shard.names):,} images are whole. "
             "Get it again."
         ) from error
-    except OSError as error:
-        raise FinesslError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (OSError, ImageError) as error:
+        raise FinesslError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     shard.labels = [labels.get(sample(name), "") for name in shard.names]
     return shard
 
@@ -68,12 +74,15 @@ def sample(name: str) -> str:
     return folder + slash + file.partition(".")[0]
 
 
-def read_label(data: bytes, extension: str) -> str:
+def read_label(data: bytes, shard: Path, name: str) -> str:
     """ "" for what is no label; −1 means unlabeled here too."""
-    value: object = data.decode("utf-8")
-    if extension == ".json":
-        content = json.loads(data)
-        value = content.get("label", content.get("cls", "")) if isinstance(content, dict) else ""
+    try:
+        value: object = data.decode("utf-8")
+        if name.lower().endswith(".json"):
+            content = json.loads(data)
+            value = content.get("label", content.get("cls", "")) if isinstance(content, dict) else ""
+    except (ValueError, RecursionError) as error:
+        raise FinesslError(f"{shard}: the label {name} cannot be read ({error}); mend or remove it.") from error
     text = str("" if value is None else value).strip()
     return "" if text == "-1" else text
 

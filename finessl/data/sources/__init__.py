@@ -59,7 +59,8 @@ def open_dataset(
     try:
         dataset: Dataset = source(path, **checked)
         if test is not None:
-            dataset = with_test(dataset, Path(test), progress)
+            columns = {name: options.get(name) for name in ("path_column", "label_column")}
+            dataset = with_test(dataset, Path(test), progress, **columns)
     except OSError as error:
         raise FinesslError(f"{error.filename or data} cannot be read: {error.strerror or error}.") from error
     dataset.strict = strict
@@ -87,7 +88,7 @@ def recognise(data: str | Path, root: str | Path | None) -> tuple[str, Path | st
     )
 
 
-def with_test(dataset: Dataset, path: Path, progress: Progress | None) -> Dataset:
+def with_test(dataset: Dataset, path: Path, progress: Progress | None, **columns: str | None) -> Dataset:
     """`dataset` tested on the labeled images of another folder or table, matched by class name."""
     from finessl.data.sources.folder import labeled_folder
     from finessl.data.sources.table import labeled_table
@@ -95,7 +96,7 @@ def with_test(dataset: Dataset, path: Path, progress: Progress | None) -> Datase
     if path.is_dir():
         images, ids, classes = labeled_folder(path, progress)
     elif path.is_file():
-        images, ids, classes = labeled_table(path)
+        images, ids, classes = labeled_table(path, **columns)
     else:
         raise FinesslError(f"{path}: there is no such folder or table to test on.")
     return replace(dataset, test=images, test_labels=label_ids(classes, dataset.classes, path)[ids])

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from finessl.data.dataset import Dataset, label_ids, some
+from finessl.data.dataset import Dataset, label_ids, left_out, some
 from finessl.data.images import FileImages, Images
 from finessl.data.index import FolderIndex, Progress, natural
-from finessl.data.sources.table import read_rows
+from finessl.data.sources.table import Rows, read_rows
 from finessl.errors import FinesslError
 
 LABELED, UNLABELED = ("labeled", "labelled"), ("unlabeled", "unlabelled")
@@ -30,17 +30,27 @@ PUBLISHED = {  # folders of data sets whose images lie inside other files
 }
 
 
-def open_folder(path: Path, *, labels: str | None = None, progress: Progress | None = None) -> Dataset:
-    """labels: a table that names the class of some images; all others are unlabeled."""
+def open_folder(
+    path: Path,
+    *,
+    labels: str | None = None,
+    path_column: str | None = None,
+    label_column: str | None = None,
+    progress: Progress | None = None,
+) -> Dataset:
+    """labels: a table that names the class of some images; all others are unlabeled.   path_column, label_column: its
+    columns, where they are not called path and label."""
     index = read_index(path, progress)
     images, tops = FileImages(index.root, index.paths), {folder.split("/")[0] for folder in index.folders}
     test = next((top for top in TESTS if top in tops and has_classes(index, top)), None)
     table = Path(labels) if labels else index.root / LABELS
     top = next((top for top in (*LABELED, "train") if top in tops and has_classes(index, top)), "")
 
-    by_name = bool(labels) or (table.is_file() and top == "")
+    by_name, notes = bool(labels) or (table.is_file() and top == ""), list[str]()
     if by_name:
-        positions, ids, classes = by_table(index, table, without=test)
+        rows = read_rows(table, path_column, label_column)
+        notes = rows.notes
+        positions, ids, classes = by_table(index, table, rows, without=test)
     else:
         if top not in LABELED and tops.intersection(LABELED):
             raise FinesslError(f"{path}/labeled should hold a folder with images for each class, labeled/<class>/….")
@@ -60,7 +70,8 @@ def open_folder(path: Path, *, labels: str | None = None, progress: Progress | N
         train=images.take(positions),
         train_labels=ids,
         given=ids >= 0 if (ids < 0).any() or top in LABELED else None,
-        excluded=[] if by_name else loose(index, top),
+        excluded=index.left_out() + ([] if by_name else loose(index, top)),
+        notes=notes,
     )
     if test:
         names = class_names(index, test)
@@ -87,8 +98,9 @@ def read_index(path: Path, progress: Progress | None = None) -> FolderIndex:
         known = next(
             (f"; for {name}, give that name, with root" for f, name in PUBLISHED.items() if (path / f).exists()), ""
         )
+        unread = "".join(f" {line}." for line in left_out(index.left_out()))
         raise FinesslError(
-            f"{path}: no images in this folder or below it{f' (other files: {seen})' if seen else ''}{known}."
+            f"{path}: no images in this folder or below it{f' (other files: {seen})' if seen else ''}{known}.{unread}"
         )
     return index
 
@@ -128,13 +140,14 @@ def inside(index: FolderIndex, *tops: str) -> np.ndarray:
     return np.array([folder.split("/")[0] in tops for folder in index.folders])
 
 
-def by_table(index: FolderIndex, table: Path, without: str | None) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def by_table(
+    index: FolderIndex, table: Path, rows: Rows, without: str | None
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """All images (but those of the test folder), with the labels that the table gives to some."""
-    rows = read_rows(table)
     kept = ~inside(index, without) if without else np.ones(len(index.folders), bool)
     positions = np.flatnonzero(kept[index.paths.folder_of])
     where = {index.paths[i]: n for n, i in enumerate(positions.tolist())}
-    named = {Path(path).as_posix(): label for path, label in zip(rows["path"], rows["label"], strict=True) if label}
+    named = {Path(path).as_posix(): label for path, label in zip(rows.paths, rows.labels, strict=True) if label}
     missing = [path for path in named if path not in where]
     if missing:
         raise FinesslError(f"{table} names {len(missing):,} images that are not in {index.root}: {some(missing)}.")

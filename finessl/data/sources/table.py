@@ -1,37 +1,50 @@
 """Tables of images: CSV, TSV or Parquet with the columns path, label and, if wanted, split (train or test).
 
-An empty label means unlabeled; paths are relative to the table's folder.
+A CSV file is separated by commas, semicolons or tabs. An empty label means unlabeled; paths are relative to the table's
+folder. Options name the columns where they are called otherwise.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
 import os
 import posixpath
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from finessl.data.dataset import Dataset, label_ids, some
-from finessl.data.images import FileImages, Images
+from finessl.data.images import FileImages, ImageError, Images, open_regular
 from finessl.data.index import natural
 from finessl.data.paths import PathTable
 from finessl.errors import FinesslError
 
-COLUMNS = ("path", "label", "split")
 TRAIN, TEST = {"train", "labeled", "unlabeled", ""}, {"test", "val", "valid", "validation"}
 
 
-def open_table(path: Path) -> Dataset:
-    rows = read_rows(path)
-    splits = [split.strip().lower() for split in rows.get("split", [""] * len(rows["path"]))]
-    if unknown := sorted(set(splits) - TRAIN - TEST):
+@dataclass
+class Rows:
+    """The columns of a table, checked."""
+
+    paths: list[str]
+    labels: list[str]  # "": unlabeled
+    splits: list[str]  # in lower case; "" where the table does not say
+    notes: list[str]
+
+
+def open_table(path: Path, *, path_column: str | None = None, label_column: str | None = None) -> Dataset:
+    """path_column, label_column: the columns, where they are not called path and label."""
+    rows = read_rows(path, path_column, label_column)
+    if unknown := sorted(set(rows.splits) - TRAIN - TEST):
         raise FinesslError(f"{path}: the column split should say train or test, not {some(unknown)}.")
-    train = [i for i, split in enumerate(splits) if split in TRAIN]
-    test = [i for i, split in enumerate(splits) if split in TEST]
-    images, labels = files(path.parent, rows["path"], path), rows["label"]
+    train = [i for i, split in enumerate(rows.splits) if split in TRAIN]
+    test = [i for i, split in enumerate(rows.splits) if split in TEST]
+    images, labels = files(path.parent, rows.paths, path), rows.labels
     classes = sorted({labels[i] for i in train} - {""}, key=natural)
     ids = label_ids([labels[i] for i in train], classes, path)
     dataset = Dataset(
@@ -40,6 +53,7 @@ def open_table(path: Path) -> Dataset:
         train=images.take(np.array(train, np.int64)),
         train_labels=ids,
         given=ids >= 0 if (ids < 0).any() else None,  # without unlabeled images, a split hides labels
+        notes=rows.notes,
     )
     if test:
         dataset.test = images.take(np.array(test))
@@ -47,11 +61,13 @@ def open_table(path: Path) -> Dataset:
     return dataset
 
 
-def labeled_table(path: Path) -> tuple[Images, np.ndarray, list[str]]:
+def labeled_table(
+    path: Path, path_column: str | None = None, label_column: str | None = None
+) -> tuple[Images, np.ndarray, list[str]]:
     """Images, labels and classes of a table in which every row has a label."""
-    rows = read_rows(path)
-    classes = sorted(set(rows["label"]) - {""}, key=natural)
-    return files(path.parent, rows["path"], path), test_ids(rows["label"], classes, path), classes
+    rows = read_rows(path, path_column, label_column)
+    classes = sorted(set(rows.labels) - {""}, key=natural)
+    return files(path.parent, rows.paths, path), test_ids(rows.labels, classes, path), classes
 
 
 def test_ids(names: list[str], classes: list[str], path: Path) -> np.ndarray:
@@ -61,64 +77,114 @@ def test_ids(names: list[str], classes: list[str], path: Path) -> np.ndarray:
     return ids
 
 
-def read_rows(path: Path) -> dict[str, list[str]]:
-    """Columns path and label (and split, if there), checked."""
-    columns = read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else read_csv(path)
-    for name in ("path", "label"):
-        if name not in columns:
-            raise FinesslError(f"{path} has no column {name!r}; it has {some(list(columns), 12) or 'none'}.")
-    wanted = [name for name in COLUMNS if name in columns]
-    columns = {name: [value.strip() for value in columns[name]] for name in wanted}
-    if not columns["path"]:
+def read_rows(path: Path, path_column: str | None = None, label_column: str | None = None) -> Rows:
+    """Case and blanks around a column's name do not matter."""
+    names = {"path": path_column or "path", "label": label_column or "label", "split": "split"}
+    wanted = {what: name.strip().lower() for what, name in names.items()}
+    parquet = path.suffix.lower() in (".parquet", ".pq")
+    columns, notes = read_parquet(path, list(wanted.values())) if parquet else read_csv(path)
+    for what in ("path", "label"):
+        if wanted[what] not in columns:
+            raise FinesslError(
+                f"{path} has no column {names[what]!r}; it has {some(list(columns), 12) or 'none'}. "
+                f"Name the column with --{what}-column."
+            )
+    paths, labels, splits = (
+        [value.strip() for value in columns.get(wanted[what], [""] * len(columns[wanted["path"]]))] for what in names
+    )
+    if not paths:
         raise FinesslError(f"{path} has a header and no rows.")
-    if empty := [str(row) for row, value in enumerate(columns["path"], 1) if not value]:
+    if empty := [str(row) for row, value in enumerate(paths, 1) if not value]:
         raise FinesslError(f"{path}: the path is empty in rows {some(empty)}.")
-    counts = Counter(posixpath.normpath(Path(value).as_posix()) for value in columns["path"])
+    if odd := [str(row) for row, value in enumerate(paths, 1) if "\0" in value]:
+        raise FinesslError(f"{path}: the path holds a NUL character in rows {some(odd)}.")
+    counts = Counter(posixpath.normpath(Path(value).as_posix()) for value in paths)
     if twice := [value for value, count in counts.items() if count > 1]:
         raise FinesslError(f"{path} names {len(twice):,} paths more than once: {some(twice)}. Keep one row for each.")
-    return columns
+    return Rows(paths, labels, [split.lower() for split in splits], notes)
 
 
-def read_csv(path: Path) -> dict[str, list[str]]:
+def refuse_twice(path: Path, names: list[str]) -> None:
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1 and name):
+        raise FinesslError(f"{path} has more than one column {some(twice)}; keep one of each.")
+
+
+def read_csv(path: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """Columns by name in lower case, and what the user should know of how they were read."""
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            start = file.readline()
-            file.seek(0)
-            rows = csv.reader(file, delimiter=max(",;\t", key=start.count), skipinitialspace=True)
-            names = [name.strip().lower() for name in next(rows, [])]
-            kept = [row + [""] * (len(names) - len(row)) for row in rows if any(row)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FinesslError(f"{path} cannot be read as a CSV table: {error}") from error
-    return {name: [row[column] for row in kept] for column, name in enumerate(names)}
+        with open_regular(path) as file:
+            text, notes = decode_text(path, file.read())
+        start = text.partition("\n")[0]
+        if "\0" in start:
+            raise FinesslError(f"{path} is no text, or UTF-16 without its byte-order mark; save the table as UTF-8.")
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=start.count), skipinitialspace=True)
+        names = [name.strip().lower() for name in next(rows, [])]
+        kept = [row + [""] * (len(names) - len(row)) for row in rows if any(row)]
+    except (OSError, ImageError, csv.Error) as error:
+        raise FinesslError(f"{path} cannot be read as a CSV table: {error}.") from error
+    refuse_twice(path, names)
+    return {name: [row[column] for row in kept] for column, name in enumerate(names)}, notes
 
 
-def read_parquet(path: Path) -> dict[str, list[str]]:
+def decode_text(path: Path, data: bytes) -> tuple[str, list[str]]:
+    """UTF-8, or UTF-16 with its mark, or cp1252, in which Excel saves CSV in western Europe."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    else:
+        try:
+            return data.decode("utf-8-sig"), []
+        except UnicodeDecodeError:
+            encoding = "cp1252"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise FinesslError(f"{path} is neither UTF-8 nor {encoding} text; save it as UTF-8.") from error
+    return text, [f"{path.name} is not UTF-8 and was read as {encoding}; if names look wrong, save it as UTF-8"]
+
+
+def read_parquet(path: Path, wanted: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The same, of the wanted columns."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise FinesslError(f"{path}: Parquet tables need pyarrow: pip install 'finessl[tables]'.") from error
     try:
         with parquet.ParquetFile(path) as file:
-            wanted = [name for name in file.schema_arrow.names if name.lower() in COLUMNS]
-            if not wanted:
-                return {name: [] for name in file.schema_arrow.names}
-            table = file.read(columns=wanted)
-    except (OSError, ArrowException) as error:
-        raise FinesslError(f"{path} cannot be read as a Parquet table: {error}") from error
-    return {name.lower(): ["" if v is None else str(v) for v in table[name].to_pylist()] for name in wanted}
+            names = file.schema_arrow.names
+            refuse_twice(path, [name.strip().lower() for name in names if name.strip().lower() in wanted])
+            found = [name for name in names if name.strip().lower() in wanted]
+            table = file.read(columns=found) if found else None
+        columns = {
+            name.strip().lower(): ["" if v is None else str(v) for v in table[name].to_pylist()] if table else []
+            for name in found or names
+        }
+    except (OSError, ArrowException, ValueError, OverflowError, LookupError) as error:  # a date in the year 292277, say
+        raise FinesslError(f"{path} cannot be read as a Parquet table: {error}.") from error
+    return columns, []
 
 
 def files(root: Path, names: Sequence[str], where: Path) -> FileImages:
-    """The files of these names under `root`; an error counts those that are not there."""
+    """The files of these names under `root`; an error counts those that are not there or are named twice."""
     root, sizes, missing = Path(root).resolve(), [], []
+    seen: dict[tuple[int, int], list[str]] = {}
     for name in names:
         try:
-            sizes.append(os.stat(os.path.join(root, name)).st_size)
-        except OSError:
+            status = os.stat(os.path.join(root, name))
+        except (OSError, ValueError):
             missing.append(name)
+        else:
+            sizes.append(status.st_size)
+            seen.setdefault((status.st_dev, status.st_ino), []).append(name)
     if missing:
         raise FinesslError(
             f"{where} names {len(missing):,} of {len(names):,} files that are not there: {some(missing)}. "
             f"Paths are relative to {root}."
         )
+    for alike in (group for group in seen.values() if len(group) > 1):  # hard links are files of their own
+        real = Counter(os.path.realpath(os.path.join(root, name)) for name in alike)
+        if twice := [path for path, count in real.items() if count > 1]:
+            same = [name for name in alike if os.path.realpath(os.path.join(root, name)) == twice[0]]
+            raise FinesslError(
+                f"{where} names one file in several ways: {' = '.join(same)}. Keep one row for each file."
+            )
     return FileImages(root, PathTable.of([Path(name).as_posix() for name in names], sizes))

@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from finessl.data.dataset import Dataset, label_ids, some
+from finessl.data.images import EXTENSIONS, unread_reason
 from finessl.data.index import Progress, cache_folder, natural
 from finessl.data.paths import PathTable
 from finessl.data.shards import ShardImages, read_shard
 from finessl.data.sources.folder import TESTS
 from finessl.errors import FinesslError
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass
@@ -32,6 +33,7 @@ class ShardIndex:
     images: ShardImages
     labels: list[str]  # the different ones
     label_of: np.ndarray  # int32 [N], −1: none
+    unread: list[str]  # images in a format that is not read
 
 
 def open_webdataset(path: Path, *, progress: Progress | None = None) -> Dataset:
@@ -58,6 +60,7 @@ def open_webdataset(path: Path, *, progress: Progress | None = None) -> Dataset:
         train=index.images.take(train),
         train_labels=labels,
         given=labels >= 0 if (labels < 0).any() else None,
+        excluded=[(name, unread_reason(name)) for name in index.unread],
     )
     if len(test):
         if (numbers[test] < 0).any():
@@ -71,7 +74,11 @@ def open_webdataset(path: Path, *, progress: Progress | None = None) -> Dataset:
 
 def class_list(root: Path) -> list[str]:
     file = root / "classes.txt"
-    return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()] if file.is_file() else []
+    return (
+        [line.strip() for line in file.read_text("utf-8", "replace").splitlines() if line.strip()]
+        if file.is_file()
+        else []
+    )
 
 
 def name_labels(root: Path, labels: list[str]) -> list[str]:
@@ -87,7 +94,9 @@ def name_labels(root: Path, labels: list[str]) -> list[str]:
 def open_index(root: Path, shards: list[str], progress: Progress | None) -> ShardIndex:
     """From the cache while no shard has changed, else in one pass."""
     state = [(s, (st := (root / s).stat()).st_size, st.st_mtime_ns) for s in shards]
-    name = hashlib.blake2b(json.dumps([VERSION, str(root), state]).encode(), digest_size=12).hexdigest()
+    name = hashlib.blake2b(
+        json.dumps([VERSION, str(root), sorted(EXTENSIONS), state]).encode(), digest_size=12
+    ).hexdigest()
     stored = cache_folder() / "shards" / f"{name}.npz"
     try:
         return load(stored, root, shards)
@@ -99,10 +108,11 @@ def open_index(root: Path, shards: list[str], progress: Progress | None) -> Shar
 
 def scan(root: Path, shards: list[str], progress: Progress | None) -> ShardIndex:
     numbers: dict[str, int] = {"": -1}
-    shard_of, starts, labels, sizes, paths = [], [], [], [], []
+    shard_of, starts, labels, sizes, paths, unread = [], [], [], [], list[str](), list[str]()
     for number, shard in enumerate(shards):
         content = read_shard(root / shard)
         paths += [f"{shard}/{name}" for name in content.names]
+        unread += [f"{shard}/{name}" for name in content.unread]
         shard_of.append(np.full(len(content.names), number, np.int32))
         starts.append(np.array(content.starts, np.int64))
         sizes.append(np.array(content.sizes, np.int64))
@@ -111,13 +121,13 @@ def scan(root: Path, shards: list[str], progress: Progress | None) -> ShardIndex
             progress(len(paths), len(paths) if number == len(shards) - 1 else None)
     table = PathTable.of(paths, np.concatenate(sizes))
     images = ShardImages(root, shards, np.concatenate(shard_of), np.concatenate(starts), table)
-    return ShardIndex(images, list(numbers)[1:], np.concatenate(labels))
+    return ShardIndex(images, list(numbers)[1:], np.concatenate(labels), unread)
 
 
 def store(index: ShardIndex, target: Path) -> None:
     """A cache that cannot be written is only a slower next time."""
     images, table = index.images, index.images.paths
-    texts = json.dumps({"folders": table.folders, "labels": index.labels}).encode()
+    texts = json.dumps({"folders": table.folders, "labels": index.labels, "unread": index.unread}).encode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(dir=target.parent)
@@ -144,4 +154,4 @@ def load(stored: Path, root: Path, shards: list[str]) -> ShardIndex:
         columns = {name: arrays[name] for name in ("folder_of", "names", "offsets", "sizes")}
         table = PathTable(texts["folders"], **columns)
         images = ShardImages(root, shards, arrays["shard_of"], arrays["starts"], table)
-        return ShardIndex(images, texts["labels"], arrays["label_of"])
+        return ShardIndex(images, texts["labels"], arrays["label_of"], texts["unread"])
