@@ -57,6 +57,7 @@ def machine() -> list[Finding]:
     import torch
 
     from finessl.data.dataset import count_of
+    from finessl.machine import usable_cores
     from finessl.training.precision import multiplies_bf16
 
     findings = []
@@ -70,7 +71,7 @@ def machine() -> list[Finding]:
     else:
         findings.append(Finding("none", "GPU", "optional; small backbones and short runs work on the CPU"))
     bf16 = "yes" if multiplies_bf16(torch.device("cpu")) else "no"
-    cores, threads = count_of(os.cpu_count() or 1, "core"), count_of(torch.get_num_threads(), "thread")
+    cores, threads = count_of(usable_cores(), "core"), count_of(torch.get_num_threads(), "thread")
     findings.append(Finding("ok", "CPU", f"{cores}, {threads}, bf16 {bf16}"))
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         page, gib = os.sysconf("SC_PAGE_SIZE"), 2**30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -14,11 +13,12 @@ import numpy as np
 
 from finessl.analysis.metrics import Interval, wilson
 from finessl.classifier import Classifier, load, squash
-from finessl.data.dataset import Dataset, broken_files, count_of, some
-from finessl.data.images import ImageError, Images
+from finessl.data.dataset import Dataset, broken_files, count_of, some, warnings_note
+from finessl.data.images import ImageError, Images, pillow_warnings
 from finessl.data.sources import open_dataset
 from finessl.data.splits import Split
 from finessl.errors import FinesslError
+from finessl.machine import usable_cores
 from finessl.training.experiment import open_source
 from finessl.training.rundir import RunDirectory
 
@@ -99,9 +99,12 @@ def evaluate_run(
             )
 
     predicted, unreadable = np.full(len(use), -1), []
-    for positions, probabilities, broken in predict_images(classifier, images.take(use), progress):
-        predicted[positions] = probabilities.argmax(1)
-        unreadable += [(images.key(int(use[i])), reason) for i, reason in broken]
+    with pillow_warnings() as warned:
+        for positions, probabilities, broken in predict_images(classifier, images.take(use), progress):
+            predicted[positions] = probabilities.argmax(1)
+            unreadable += [(images.key(int(use[i])), reason) for i, reason in broken]
+    if warned:
+        notes.append(f"{warnings_note(warned)}.")
     read = predicted >= 0
     if not read.any():
         raise FinesslError(f"no image of {data} could be measured: {broken_files(unreadable)}")
@@ -195,7 +198,7 @@ def digests(images: Images, positions: np.ndarray) -> Iterator[tuple[int, bytes]
         except ImageError:
             return None
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         for i, found in zip(positions.tolist(), pool.map(digest, positions.tolist()), strict=True):
             if found is not None:
                 yield i, found
@@ -222,7 +225,7 @@ def predict_images(
     """Batches of (positions, probabilities, broken): the next batch is decoded while the model works."""
     read = reader(images, classifier.image_size)
     classifier.expect(len(images))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         starts = list(range(0, len(images), BATCH))
         ahead = [pool.submit(read, i) for i in range(min(BATCH, len(images)))]
         for start in starts:

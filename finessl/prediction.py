@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from finessl.classifier import load
-from finessl.data.dataset import broken_files, some
-from finessl.data.images import EXTENSIONS, FileImages
+from finessl.data.dataset import broken_files, some, warnings_note
+from finessl.data.images import EXTENSIONS, UNREAD, FileImages, pillow_warnings, unread_reason
 from finessl.data.paths import PathTable
 from finessl.errors import FinesslError
 from finessl.evaluation import predict_images
@@ -34,6 +34,7 @@ class Predictions:
     columns: list[str]  # path, label, confidence, label2, confidence2 …
     rows: list[list[Any]] = field(default_factory=list)
     broken: list[tuple[str, str]] = field(default_factory=list)  # (path, reason): files and folders that cannot be read
+    notes: list[str] = field(default_factory=list)
 
 
 def predict_files(
@@ -55,12 +56,15 @@ def predict_files(
     ranks = ["", *map(str, range(2, top + 1))]
     found = Predictions(["path", *(f"{name}{rank}" for rank in ranks for name in ("label", "confidence"))], [], broken)
     images = FileImages(Path(), PathTable.of([file.as_posix() for file in files], [0] * len(files)))
-    for positions, probabilities, failures in predict_images(classifier, images, progress):
-        order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
-        for position, row, best in zip(positions, probabilities, order, strict=True):
-            answers = [value for k in best for value in (classifier.classes[k], round(float(row[k]), 6))]
-            found.rows.append([str(files[position]), *answers])
-        found.broken += [(str(files[position]), reason) for position, reason in failures]
+    with pillow_warnings() as warned:
+        for positions, probabilities, failures in predict_images(classifier, images, progress):
+            order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+            for position, row, best in zip(positions, probabilities, order, strict=True):
+                answers = [value for k in best for value in (classifier.classes[k], round(float(row[k]), 6))]
+                found.rows.append([str(files[position]), *answers])
+            found.broken += [(str(files[position]), reason) for position, reason in failures]
+    if warned:
+        found.notes.append(warnings_note(warned))
     if not found.rows:
         raise FinesslError(f"nothing was predicted: {broken_files(found.broken)}")
     return found
@@ -80,26 +84,28 @@ def find_files(paths: list[Path]) -> tuple[list[Path], list[tuple[str, str]]]:
         else:
             files.append(path)
     if not files:
-        unread = f" These folders cannot be read: {some([name for name, _ in broken])}." if broken else ""
+        unread = f" {broken_files(broken)}" if broken else ""
         raise FinesslError(f"there are no image files in {some([str(path) for path in paths])}.{unread}")
     return files, broken
 
 
 def image_files(folder: Path, broken: list[tuple[str, str]]) -> list[Path]:
-    """The image files in a folder and below it, in order. Folders that cannot be read are added to `broken`."""
+    """The image files in a folder and below it, in order. Folders and formats that are not read are added to `broken`."""
 
     def note(error: OSError) -> None:
         broken.append((str(error.filename), f"the folder cannot be read: {error.strerror}"))
 
-    found = [Path(top) / name for top, _, names in os.walk(folder, onerror=note) for name in names]
-    return sorted(path for path in found if path.suffix.lower() in EXTENSIONS and not path.name.startswith("."))
+    found = sorted(Path(top) / name for top, _, names in os.walk(folder, onerror=note) for name in names)
+    found = [path for path in found if not path.name.startswith(".")]
+    broken += [(str(path), unread_reason(path)) for path in found if path.suffix.lower() in UNREAD]
+    return [path for path in found if path.suffix.lower() in EXTENSIONS]
 
 
 def table_files(table: Path) -> list[Path]:
     """The files in a table's column `path`, relative to the table's folder."""
-    from finessl.data.sources.table import read_csv, read_parquet
+    from finessl.data.sources.table import read_columns
 
-    columns = read_parquet(table) if table.suffix.lower() in (".parquet", ".pq") else read_csv(table)
+    columns, _ = read_columns(table, ["path"])
     if "path" not in columns:
         raise FinesslError(
             f"{table} has no column 'path' with the image files; it has {some(list(columns), 12) or 'no columns'}."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from finessl.data.dataset import Dataset
+from finessl.data.dataset import Dataset, broken_files
 from finessl.data.sampler import SPLIT, generator
 from finessl.data.sources import open_dataset
 from finessl.data.store import PixelStore
@@ -94,6 +94,11 @@ def encode_part(
     store = PixelStore.build(images, square=model.image_size, cache_dir=cache_dir)
     dataset.exclude(part, store.failures)
     readable = np.flatnonzero(store.sizes[:, 0] > 0)
+    if not len(readable):
+        raise FinesslError(
+            f"{dataset.name}: none of the {len(images):,} {part} images can be read. "
+            + broken_files([(images.key(i), reason) for i, reason in store.failures])
+        )
     found = encode(
         model.encoder,
         store,

@@ -4,7 +4,6 @@ and a folder of JPEGs against their decoding alone: which of the two limits pred
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from finessl.bench.timing import matmul_rate, milliseconds
 from finessl.classifier import Classifier
 from finessl.data.sources import open_dataset
 from finessl.evaluation import predict_images, reader
+from finessl.machine import usable_cores
 from finessl.models.encoder import Encoder
 from finessl.recipe import Recipe
 from finessl.training.acceleration import compile_encoder
@@ -82,7 +82,7 @@ def folder_rate(classifier: Classifier, images: int, repeats: int) -> Rate:
         read = reader(files, classifier.image_size)
 
         def decode() -> None:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+            with ThreadPoolExecutor(usable_cores()) as pool:
                 deque(pool.map(read, range(len(files))), maxlen=0)
 
         def predict() -> None:

@@ -120,39 +120,64 @@ def inspect_(
     show_report(found, most)
 
 
+def span(counts: Any) -> str:
+    """ "4", or "4 to 12"."""
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
 def show_report(found: Any, most: int) -> None:
+    from finessl.data.dataset import count_of
     from finessl.terminal import console
 
     out = console(soft_wrap=True)  # a file name is not broken in two
     say = lambda text="": out.print(text)  # noqa: E731
     size = lambda pair: f"{pair[1]}×{pair[0]}"  # noqa: E731
-    labeled = found.labeled
+    labeled, tested = found.labeled, found.tested
+    broken = lambda count: f", {count:,} broken" if count else ""  # noqa: E731
     say(
-        f"{found.name}: {len(found.classes)} classes, {int(labeled.sum()):,} labeled and "
-        f"{found.unlabeled:,} other training images"
+        f"{found.name}: {len(found.classes)} classes, {int(labeled.sum()):,} labeled and {found.unlabeled:,} unlabeled "
+        f"training images{broken(len(found.broken) - found.broken_test)}"
     )
-    say(f"  labels a class: {int(labeled.min()):,} to {int(labeled.max()):,}")
-    if found.tested is not None:
-        say(
-            f"  test images: {int(found.tested.sum()):,}, {int(found.tested.min()):,} to {int(found.tested.max()):,} a class"
-        )
-    say(f"  pixels: {size(found.smallest)} to {size(found.largest)}, median {size(found.median)}")
-    for title, items in (
-        ("cannot be read", [f"{key}: {reason}" for key, reason in found.broken]),
-        ("groups of identical training images", [" = ".join(group) for group in found.duplicates]),
-        ("groups of nearly identical training images", [" ≈ ".join(group) for group in found.near]),
+    say(f"  labels per class: {span(labeled)}")
+    if tested is not None:
+        say(f"  test images: {int(tested.sum()):,}, {span(tested)} per class{broken(found.broken_test)}")
+    if found.smallest == found.largest:
+        say(f"  pixels: all {size(found.smallest)}")
+    else:
+        say(f"  pixels: {size(found.smallest)} to {size(found.largest)}, median {size(found.median)}")
+    for note in found.notes:
+        say(f"  {note}")
+    for one, many, items in (
+        ("image cannot be read", "images cannot be read", [f"{key}: {reason}" for key, reason in found.broken]),
         (
+            "group of identical training images",
+            "groups of identical training images",
+            [" = ".join(group) for group in found.duplicates],
+        ),
+        (
+            "group of nearly identical training images",
+            "groups of nearly identical training images",
+            [" ≈ ".join(group) for group in found.near],
+        ),
+        (
+            "test image that is also in the training set",
             "test images that are also in the training set",
             [f"{t} {'=' if how == 'same' else '≈'} {i}" for t, i, how in found.leaks],
         ),
         (
-            "alike images with different labels",
+            "group of identical or nearly identical images with different labels",
+            "groups of identical or nearly identical images with different labels",
             [", ".join(f"{key} ({name})" for key, name in group) for group in found.conflicts],
         ),
-        ("suspicious labels", [f"{s.key}: labeled {s.label}, looks like {s.looks_like}" for s in found.suspects]),
+        (
+            "suspicious label",
+            "suspicious labels",
+            [f"{s.key}: labeled {s.label}, looks like {s.looks_like}" for s in found.suspects],
+        ),
     ):
         if items:
-            say(f"\n{len(items):,} {title}")
+            say(f"\n{count_of(len(items), one, many)}")
             for item in items[:most]:
                 say(f"  {item}")
             if len(items) > most:

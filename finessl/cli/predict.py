@@ -58,6 +58,8 @@ def predict(
         )
     for path, reason in found.broken:
         print(f"finessl: skipped {path}: {reason}", file=sys.stderr)
+    for note in found.notes:
+        print(f"finessl: {note}", file=sys.stderr)
     if out is None:
         text = as_csv(found, excel).decode()
         sys.stdout.write(text.replace("\r\n", "\n"))

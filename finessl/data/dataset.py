@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,6 +94,15 @@ def readable(name: str) -> str:
     r"""The name with what is not UTF-8 written as \xff."""
     escaped = re.sub("[\udc80-\udcff]", lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", name)
     return escaped.encode("utf-8", "backslashreplace").decode()
+
+
+def warnings_note(warned: Iterable[str]) -> str:
+    """On the images of which Pillow warned (`images.pillow_warnings`)."""
+    names = sorted(warned)
+    return (
+        f"{count_of(len(names), 'image')} can be read with a warning, often of damaged metadata, so that a photo may not be "
+        f"upright: {some(names)}"
+    )
 
 
 def left_out(excluded: Sequence[tuple[str, str]], reasons: int = 5) -> list[str]:

@@ -33,17 +33,20 @@ class Signatures:
             np.zeros(count, np.uint64), np.zeros(count, np.uint64), np.zeros((count, THUMBNAIL**2 * 3), np.uint8)
         )
 
-    def put(self, i: int, content: bytes, pixels: np.ndarray) -> None:
-        image = Image.fromarray(pixels)
+    def take(self, indices: np.ndarray) -> Signatures:
+        return Signatures(self.content[indices], self.difference[indices], self.thumbnail[indices])
+
+    def put(self, i: int, content: bytes, image: Image.Image) -> None:
         digest = hashlib.blake2b(content, digest_size=8).digest()
         self.content[i] = int.from_bytes(digest, "little")
         self.difference[i] = difference_hash(image)
         small = image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
-        self.thumbnail[i] = np.asarray(small).reshape(-1)
+        self.thumbnail[i] = np.frombuffer(small.tobytes(), np.uint8)
 
 
 def difference_hash(image: Image.Image) -> np.uint64:
-    grey = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BILINEAR))
+    small = image.convert("L").resize((9, 8), Image.Resampling.BILINEAR)
+    grey = np.frombuffer(small.tobytes(), np.uint8).reshape(8, 9)
     return np.packbits(grey[:, 1:] > grey[:, :-1]).view(np.uint64)[0]
 
 
@@ -55,7 +58,25 @@ def equal_groups(values: np.ndarray) -> list[np.ndarray]:
 
 
 def near_pairs(signatures: Signatures) -> np.ndarray:
-    """int64 [P, 2] pairs (i < j) with close hashes and thumbnails and different content."""
+    """int64 [P, 2] pairs (i < j) with close hashes and thumbnails and different content.
+
+    Images with the same content are compared once: each of them is then paired with the first of those that are near.
+    """
+    _, firsts, content = np.unique(signatures.content, return_index=True, return_inverse=True)
+    pairs = firsts[near_unique(signatures.take(firsts))]
+    if len(firsts) == len(content):
+        return np.unique(np.sort(pairs, axis=1), axis=0)
+    copies = np.split(np.argsort(content, kind="stable"), np.cumsum(np.bincount(content))[:-1])
+    found = [np.empty((0, 2), np.int64)]
+    for i, j in pairs.tolist():
+        left, right = copies[content[i]], copies[content[j]]
+        found.append(np.stack([left, np.full_like(left, right[0])], 1))
+        found.append(np.stack([np.full_like(right, left[0]), right], 1))
+    return np.unique(np.sort(np.concatenate(found), axis=1), axis=0)
+
+
+def near_unique(signatures: Signatures) -> np.ndarray:
+    """The same for images of which no two have the same content."""
     quarters = signatures.difference[:, None].view(np.uint16)
     found = [np.empty((0, 2), np.int64)]
     for quarter in range(4):
@@ -74,8 +95,7 @@ def near_pairs(signatures: Signatures) -> np.ndarray:
 def confirm(signatures: Signatures, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     different = (signatures.difference[left] ^ signatures.difference[right]).view(np.uint8).reshape(-1, 8)
     bits = np.unpackbits(different, axis=1).sum(1)
-    keep = (bits <= BITS) & (signatures.content[left] != signatures.content[right])
-    left, right = left[keep], right[keep]
+    left, right = left[bits <= BITS], right[bits <= BITS]
     distance = np.abs(signatures.thumbnail[left].astype(np.int16) - signatures.thumbnail[right]).mean(1)
     pairs = np.stack([left, right], 1)[distance <= LEVELS]
     return np.sort(pairs, axis=1)

@@ -24,8 +24,8 @@ from finessl.errors import FinesslError
 Source = str | os.PathLike[str] | bytes | BinaryIO
 
 # The formats that are read. Pillow knows more: some start outside programs (EPS starts Ghostscript), others are rare and
-# little tested. HEIC needs the package pillow-heif.
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "AVIF", "HEIF")
+# little tested. JPEG includes MPO; HEIC needs the package pillow-heif.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "AVIF", "HEIF")
 HEIC = frozenset({".heic", ".heif", ".hif"})
 # fmt: off
 EXTENSIONS = frozenset({
@@ -68,16 +68,21 @@ def load(source: Source, *, shorter: int | None = None, square: int | None = Non
     several times faster, and after the bilinear step the mean difference is below one grey level.
     """
     with opened(source) as image:
-        height, width = fitted(image.height, image.width, shorter=shorter, square=square)
-        stored = image.size
-        draft = image.draft(None, (2 * width, 2 * height)) if shorter or square else None
-        image.load()
-        if draft and image.size != stored:  # the decoder rounds the size up; the box is what it really covers
-            image = image.resize((width, height), Image.Resampling.BILINEAR, draft[1])
-        image = to_rgb(image)
-        if (image.height < image.width) != (height < width):  # it was turned
-            height, width = width, height
-        return resize(image, height, width)
+        return shrunk(image, shorter, square)
+
+
+def shrunk(image: Image.Image, shorter: int | None = None, square: int | None = None) -> Image.Image:
+    """An image that `opened` gives, decoded as `load` says."""
+    height, width = fitted(image.height, image.width, shorter=shorter, square=square)
+    stored = image.size
+    draft = image.draft(None, (2 * width, 2 * height)) if shorter or square else None
+    image.load()
+    if draft and image.size != stored:  # the decoder rounds the size up; the box is what it really covers
+        image = image.resize((width, height), Image.Resampling.BILINEAR, draft[1])
+    image = to_rgb(image)
+    if (image.height < image.width) != (height < width):  # it was turned
+        height, width = width, height
+    return resize(image, height, width)
 
 
 def probe(source: Source) -> tuple[int, int]:
@@ -131,16 +136,17 @@ def unread_reason(name: str | os.PathLike[str]) -> str:
 
 
 @contextmanager
-def opened(source: Source) -> Iterator[Image.Image]:
+def opened(source: Source, name: str = "") -> Iterator[Image.Image]:
     """An image whose header has been read; ImageError for whatever is wrong with it, also within the block.
 
-    Pillow only warns above its limit for decompression bombs; here that is an error.
+    Pillow only warns above its limit for decompression bombs; here that is an error.   name: of bytes or an open file.
     """
     file: BinaryIO | None = None
+    name = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else name
+    _current.name = name
     try:
         if isinstance(source, (str, os.PathLike)):
             file = open_regular(source)
-            _current.name = os.fsdecode(source)
         with Image.open(
             io.BytesIO(source) if isinstance(source, bytes) else file or source, formats=formats()
         ) as image:
@@ -154,7 +160,6 @@ def opened(source: Source) -> Iterator[Image.Image]:
     except Image.UnidentifiedImageError as error:
         content = file or source
         size = len(content) if isinstance(content, bytes) else content.seek(0, io.SEEK_END)  # type: ignore[union-attr]
-        name = source if isinstance(source, (str, os.PathLike)) else ""
         raise ImageError(unread_reason(name) if size else "empty file (0 bytes)") from error
     except Exception as error:  # Pillow's plugins raise anything on bytes they did not expect
         raise _reason(error) from error
@@ -187,14 +192,15 @@ def pillow_warnings() -> Iterator[dict[str, str]]:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Any Pillow image as 8-bit RGB, upright, transparent parts white."""
-    declared = declared_range(image)
+    deep = image.mode in ("I", "F") or image.mode.startswith("I;16")
+    declared = declared_range(image) if deep else 0
     try:
         turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
     except Exception:  # unreadable metadata does not spoil the pixels
         turn = None
     if turn is not None:
         image = image.transpose(turn)
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+    if deep:
         image = Image.fromarray(_eight_bits(np.asarray(image), declared))
     elif "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         image = image.convert("RGBA")

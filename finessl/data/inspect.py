@@ -6,16 +6,17 @@ labels that contradict each other or the features, and what there is too little 
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+from PIL import Image
 
-from finessl.data.dataset import Dataset, some
+from finessl.data.dataset import Dataset, count_of, left_out, some, warnings_note
 from finessl.data.duplicates import Signatures, equal_groups, join_pairs, near_pairs
-from finessl.data.images import ImageError, Images
+from finessl.data.images import ArrayImages, ImageError, Images, opened, pillow_warnings, shrunk
 from finessl.data.index import Progress
+from finessl.machine import usable_cores
 
 SIDE = 64  # shorter side at which images are compared
 FEW_LABELS, FEW_TEST, SMALL_SIDE, IMBALANCE = 4, 10, 32, 10
@@ -33,15 +34,17 @@ class Suspect:
 class Report:
     name: str
     classes: list[str]
-    labeled: np.ndarray  # [C] training images with a label
+    labeled: np.ndarray  # [C] training images with a label; here and below, those that can be read
     unlabeled: int  # training images without
     tested: np.ndarray | None  # [C]
-    smallest: tuple[
-        int, int
-    ]  # (height, width) of the image with the fewest pixels, the median side lengths, the largest
-    median: tuple[int, int]
+    smallest: tuple[int, int]  # (height, width) of the image with the fewest pixels
+    median: tuple[int, int]  # of each side
     largest: tuple[int, int]
     broken: list[tuple[str, str]] = field(default_factory=list)  # (key, reason)
+    broken_test: int = 0  # how many of these are test images
+    excluded: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of files that are not looked at
+    notes: list[str] = field(default_factory=list)  # on how the data was read
+    damaged: list[tuple[str, str]] = field(default_factory=list)  # (key, Pillow's warning) of images that can be read
     duplicates: list[list[str]] = field(default_factory=list)  # training images with the same content
     near: list[list[str]] = field(default_factory=list)  # and those that are nearly the same
     leaks: list[tuple[str, str, str]] = field(default_factory=list)  # (test image, training image, "same" or "near")
@@ -59,9 +62,11 @@ def report(
 ) -> Report:
     """features: [N, d] of the training images, from any backbone; with them, labels that look wrong are listed."""
     train = len(dataset.train)
-    signatures, sizes, broken = look(dataset, progress, workers)
-    good = np.flatnonzero(sizes[:, 0] > 0)
-    known = Signatures(signatures.content[good], signatures.difference[good], signatures.thumbnail[good])
+    with pillow_warnings() as warned:
+        signatures, sizes, broken = look(dataset, progress, workers)
+    readable = sizes[:, 0] > 0
+    good = np.flatnonzero(readable)
+    known = signatures.take(good)
     same = [good[group] for group in equal_groups(known.content)]
     pairs = good[near_pairs(known)]
     near = join_pairs(pairs[(pairs < train).all(1)])
@@ -72,15 +77,23 @@ def report(
     def keys(group: np.ndarray) -> list[str]:
         return [key(int(i)) for i in group]
 
-    labels = dataset.train_labels
+    def per_class(labels: np.ndarray) -> np.ndarray:
+        return np.bincount(labels[labels >= 0], minlength=len(dataset.classes))
+
+    labels, tested = dataset.train_labels, dataset.test_labels
+    unreadable = {key(i) for i, _ in broken}
     found = Report(
         dataset.name,
         dataset.classes,
-        dataset.class_counts(),
-        int((labels < 0).sum()),
-        None if dataset.test_labels is None else np.bincount(dataset.test_labels, minlength=len(dataset.classes)),
+        per_class(labels[readable[:train]]),
+        int((labels[readable[:train]] < 0).sum()),
+        None if tested is None else per_class(tested[readable[train:]]),
         *size_summary(sizes[good]),
         broken=[(key(i), reason) for i, reason in broken],
+        broken_test=sum(i >= train for i, _ in broken),
+        excluded=list(dataset.excluded),
+        notes=list(dataset.notes),
+        damaged=sorted((name, text) for name, text in warned.items() if name not in unreadable),
         duplicates=[keys(inside) for group in same if len(inside := group[group < train]) > 1],
         near=[keys(group) for group in near],
         leaks=[(key(t), key(i), how) for t, i, how in leaks(same, pairs, train)],
@@ -107,14 +120,19 @@ def look(
     def look_at(images: Images, start: int, rows: range) -> int:
         for i in rows:
             try:
-                pixels = images.read(i, shorter=SIDE)
-                signatures.put(start + i, images.content(i), pixels)
-                sizes[start + i] = images.size(i)
+                content = images.content(i)
+                if isinstance(images, ArrayImages):
+                    size, image = images.size(i), Image.fromarray(images.read(i, shorter=SIDE))
+                else:  # one reading of the file gives the hash, the size and the pixels
+                    with opened(content, images.key(i)) as file:
+                        size, image = (file.height, file.width), shrunk(file, shorter=SIDE)
+                signatures.put(start + i, content, image)
+                sizes[start + i] = size
             except ImageError as error:
                 broken.append((start + i, str(error)))
         return len(rows)
 
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(workers or usable_cores()) as pool:
         jobs = []
         for images, start in zip(parts, (0, len(dataset.train)), strict=False):
             rows = (range(first, min(first + 32, len(images))) for first in range(0, len(images), 32))
@@ -188,30 +206,75 @@ def suspicious_labels(dataset: Dataset, features: np.ndarray) -> list[Suspect]:
 
 
 def advise(found: Report, sizes: np.ndarray) -> list[str]:
-    """What there is too little of, in words."""
-    advice, total = [], int(found.labeled.sum())
-    if empty := [name for name, count in zip(found.classes, found.labeled, strict=True) if count == 0]:
-        advice.append(f"{len(empty)} classes have no labeled image: {some(empty)}.")
-    if few := [name for name, count in zip(found.classes, found.labeled, strict=True) if 0 < count < FEW_LABELS]:
+    """What to do about each finding, and what there is too little of."""
+    return [*advise_files(found), *advise_copies(found), *advise_labels(found, sizes)]
+
+
+def advise_files(found: Report) -> list[str]:
+    advice = [f"{line}." for line in left_out(found.excluded)]
+    if count := len(found.broken):
         advice.append(
-            f"{len(few)} classes have fewer than {FEW_LABELS} labels: {some(few)}. A few more help most there."
+            f"{count_of(count, 'image')} cannot be read and {'is' if count == 1 else 'are'} left out of training and "
+            "testing. Mend or remove them."
         )
+    if found.damaged:
+        advice.append(f"{warnings_note(key for key, _ in found.damaged)}.")
+    return advice
+
+
+def advise_copies(found: Report) -> list[str]:
+    advice = []
+    if count := sum(len(group) - 1 for group in found.duplicates):
+        advice.append(
+            f"{count_of(count, 'training image is a copy', 'training images are copies')} of another. Keep one of each: "
+            "copies are drawn more often in training."
+        )
+    if count := len(found.near):
+        advice.append(
+            f"{count_of(count, 'group')} of training images {'is' if count == 1 else 'are'} nearly identical. Look at them: "
+            "keep one of each where they are the same picture."
+        )
+    if count := len(found.leaks):
+        advice.append(
+            f"{count_of(count, 'test image is', 'test images are')} also in the training set: accuracy will be "
+            "overstated. Remove them from one of the two."
+        )
+    if count := len(found.conflicts):
+        advice.append(
+            f"{count_of(count, 'group')} of identical or nearly identical images {'has' if count == 1 else 'have'} "
+            "different labels. Correct the labels, or remove the images."
+        )
+    if count := len(found.suspects):
+        advice.append(
+            f"{count_of(count, 'label looks', 'labels look')} wrong to the backbone. Check these first; hard images may be "
+            "among them."
+        )
+    return advice
+
+
+def advise_labels(found: Report, sizes: np.ndarray) -> list[str]:
+    advice, total = [], int(found.labeled.sum())
+
+    def classes(names: list[str]) -> str:
+        return count_of(len(names), "class has", "classes have")
+
+    if empty := [name for name, count in zip(found.classes, found.labeled, strict=True) if count == 0]:
+        advice.append(f"{classes(empty)} no labeled image: {some(empty)}.")
+    if few := [name for name, count in zip(found.classes, found.labeled, strict=True) if 0 < count < FEW_LABELS]:
+        advice.append(f"{classes(few)} fewer than {FEW_LABELS} labels: {some(few)}. A few more help most there.")
     if found.labeled.max() > IMBALANCE * max(found.labeled.min(), 1):
         advice.append(f"the largest class has {found.labeled.max():,} labels and the smallest {found.labeled.min():,}.")
     if 0 < found.unlabeled < total:
         advice.append(
-            f"only {found.unlabeled:,} unlabeled images beside {total:,} labeled ones; unlabeled ones are cheap."
+            f"there {'is' if found.unlabeled == 1 else 'are'} only {count_of(found.unlabeled, 'unlabeled image')} and "
+            f"{total:,} labeled ones. Unlabeled images are cheap: add more."
         )
     if found.tested is None:
         advice.append(
             "there is no test set: accuracy cannot be measured. Set some labeled images aside in test/<class>/."
         )
     elif weak := [name for name, count in zip(found.classes, found.tested, strict=True) if count < FEW_TEST]:
-        advice.append(
-            f"{len(weak)} classes have fewer than {FEW_TEST} test images: {some(weak)}; their accuracy is rough."
-        )
+        advice.append(f"{classes(weak)} fewer than {FEW_TEST} test images: {some(weak)}. Their accuracy is rough.")
     if small := int((sizes.min(1) < SMALL_SIDE).sum()) if len(sizes) else 0:
-        advice.append(f"{small:,} images are smaller than {SMALL_SIDE} pixels.")
-    if found.leaks:
-        advice.append(f"{len(found.leaks):,} test images are also in the training set: accuracy will be overstated.")
+        advice.append(f"{count_of(small, 'image is', 'images are')} smaller than {SMALL_SIDE} pixels.")
     return advice

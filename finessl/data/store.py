@@ -7,7 +7,6 @@ reopened by fingerprint. `store.fetch(indices)` is what training calls.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from finessl.data.index import Progress, cache_folder
 from finessl.data.ops import upload
 from finessl.data.pixel_file import PixelBuffer, PixelFile, locked
 from finessl.errors import FinesslError
+from finessl.machine import usable_cores
 
 TASK = 8  # images a worker takes at a time
 ROUND = 1 << 30  # bytes decoded between two notes of how far a build has come
@@ -221,7 +221,7 @@ class Fit:
 @contextmanager
 def thread_pool(workers: int | None) -> Iterator[ThreadPoolExecutor]:
     """Threads that stop soon when the program is interrupted, instead of working off what is queued."""
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(workers or usable_cores()) as pool:
         try:
             yield pool
         except BaseException:

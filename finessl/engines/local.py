@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from finessl.engines import Ended, Job, Say, cell_command
+from finessl.machine import usable_cores
 from finessl.terminal import console
 from finessl.training.rundir import writing
 
@@ -118,7 +119,7 @@ def stop(running: list[Running], patience: float = 60.0) -> None:
 
 def environment(slot: int, jobs: int, device: str) -> dict[str, str]:
     """Its share of the cores, and with several jobs on several GPUs one of those."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     threads = max(cores // jobs, 1)
     with contextlib.suppress(ValueError):  # a limit that the user has set already
         threads = min(threads, int(os.environ.get("OMP_NUM_THREADS", threads)))

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from finessl.data.augment import STRONG, WEAK
-from finessl.data.dataset import Dataset
+from finessl.data.dataset import Dataset, warnings_note
+from finessl.data.images import pillow_warnings
 from finessl.data.loader import Loader
 from finessl.data.sampler import INITIAL, generator
 from finessl.data.sources import open_dataset
@@ -205,7 +206,10 @@ def read_pixels(
     assert images is not None
     report = (lambda done, total: progress(f"reading {part} images", done, total)) if progress else None
     limit = free_memory() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process has its own copy
-    store = PixelStore.build(images, cache_dir=cache_dir, progress=report, memory_limit_bytes=limit, **sizes)
+    with pillow_warnings() as warned:
+        store = PixelStore.build(images, cache_dir=cache_dir, progress=report, memory_limit_bytes=limit, **sizes)
+    if warned:
+        dataset.notes.append(warnings_note(warned))
     dataset.exclude(part, store.failures)
     return store
 

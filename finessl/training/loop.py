@@ -23,7 +23,7 @@ from torch import Tensor
 import finessl
 from finessl.classifier import export_classifier
 from finessl.compilation import start_compilers
-from finessl.data.dataset import Dataset, count_of
+from finessl.data.dataset import Dataset, left_out
 from finessl.data.loader import Prefetcher
 from finessl.data.sampler import DROPOUT, generator
 from finessl.data.store import PixelStore
@@ -192,16 +192,16 @@ class Training:
         trained, total = experiment.network.count()
         split, dataset = experiment.split, experiment.dataset
         test = f"{len(experiment.test_index):,} test images" if len(experiment.test_index) else "no test images"
+        for line in (*dataset.notes, *left_out(dataset.excluded)):
+            self.display.say(line)
         if dataset.excluded:
-            count = len(dataset.excluded)
-            self.display.say(
-                f"{count_of(count, 'image')} cannot be used and {'is' if count == 1 else 'are'} left out: "
-                f"see {self.run.path / 'skipped.csv'}"
-            )
+            self.display.say(f"all files that are left out: {self.run.path / 'skipped.csv'}")
+        both = len(np.intersect1d(split.labeled, split.unlabeled))
         self.display.say(
             f"{dataset.name}: {len(split.classes)} classes, {len(split.labeled):,} labeled and "
-            f"{len(split.unlabeled):,} unlabeled images, {test}\n"
-            f"{self.recipe.model.backbone} at {experiment.image_size} px with {self.recipe.tuning.name}: "
+            f"{len(split.unlabeled) - both:,} unlabeled training images, {test}"
+            + ("; labeled images are also used without their labels\n" if both else "\n")
+            + f"{self.recipe.model.backbone} at {experiment.image_size} px with {self.recipe.tuning.name}: "
             f"{trained:,} of {total:,} parameters are trained, on {self.device} in {self.precision}"
             + self.note_rounding()
             + self.note_rates()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
+import socket
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from finessl.data.images import ArrayImages, FileImages, ImageError, decode, fitted, probe, to_rgb
+from finessl.data.images import ArrayImages, FileImages, ImageError, decode, fitted, pillow_warnings, probe, to_rgb
 from finessl.data.paths import PathTable
 from finessl.errors import FinesslError
 
@@ -97,6 +100,19 @@ def test_16_bit_keeps_the_high_byte() -> None:
     assert (decode(encoded(Image.fromarray(deep.astype(np.int32)), "TIFF")) == expected[..., None]).all()
 
 
+def test_12_bit_data_in_16_bit_files() -> None:
+    """By what the file says, or by the values: else cameras' and microscopes' images are nearly black."""
+    values = np.array([[0, 16, 1000], [2048, 4000, 4095]], np.uint16)
+    image = Image.fromarray(values)
+    assert (decode(png(values, 16, 0)) == (values >> 4)[..., None]).all()
+    assert (decode(encoded(image, "TIFF")) == (values >> 4)[..., None]).all()
+    assert (decode(encoded(image, "TIFF", tiffinfo={281: 65535})) == (values >> 8)[..., None]).all()
+    assert (decode(encoded(image, "TIFF", tiffinfo={281: 16383})) == (values >> 6)[..., None]).all()
+    assert (decode(encoded(image, "TIFF", tiffinfo={281: 1023})) == (values >> 4)[..., None]).all()  # the file is wrong
+    turned = encoded(image, "TIFF", tiffinfo={281: 16383, 274: 3})
+    assert (decode(turned) == (values >> 6)[::-1, ::-1, None]).all()
+
+
 def test_floats_and_wide_integers_by_their_range() -> None:
     def tiff(values: list[float], kind: type) -> list[int]:
         return decode(encoded(Image.fromarray(np.array([values], kind)), "TIFF"))[0, :, 0].tolist()
@@ -165,6 +181,42 @@ def test_what_is_no_image_says_so(tmp_path: Path) -> None:
         decode(tmp_path)  # a folder named like an image
 
 
+def test_formats_that_start_programs_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow opens EPS whatever the file is called, and has Ghostscript draw it."""
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+    (tmp_path / "photo.jpg").write_bytes(encoded(Image.new("RGB", (8, 8)), "EPS"))
+    for source in (tmp_path / "photo.jpg", (tmp_path / "photo.jpg").read_bytes()):
+        with pytest.raises(ImageError, match=r"not an image in a known format \(JPEG, PNG"):
+            decode(source)
+    for extension in (".tga", ".psd", ".CR2"):
+        (tmp_path / f"a{extension}").write_bytes(b"x")
+        with pytest.raises(ImageError, match=f"{extension.lower()} is not read; convert it to JPEG or PNG"):
+            decode(tmp_path / f"a{extension}")
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    """Reading a pipe or a device named like an image would never end."""
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(tmp_path / "socket.jpg"))
+    (tmp_path / "device.jpg").symlink_to("/dev/zero")
+    for name in ("pipe.jpg", "socket.jpg", "device.jpg"):
+        for function in (decode, probe):
+            with pytest.raises(ImageError, match="not a regular file"):
+                function(tmp_path / name)
+
+
+def test_pillows_warnings_are_collected_by_image(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    pixels = Image.new("RGB", (4, 4))
+    damaged = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0\x01\0\0\0\x06\0"
+    names = [str(tmp_path / name) for name in ("a.jpg", "b.jpg", "good.jpg")]
+    for name in names:
+        pixels.save(name, **({} if "good" in name else {"exif": damaged}))
+    with pillow_warnings() as found, ThreadPoolExecutor(2) as pool:
+        list(pool.map(decode, names))
+    assert sorted(found) == names[:2] and "EXIF" in found[names[0]] and not recwarn.list
+
+
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_decompression_bombs_are_refused(monkeypatch: pytest.MonkeyPatch, make) -> None:
     """Pillow only warns up to twice its limit; neither that nor beyond is decoded here."""
@@ -184,6 +236,14 @@ def test_sizes_follow_torchvision() -> None:
     assert fitted(300, 400, square=224) == (224, 224)
     assert fitted(100, 300, square=224) == (224, 224)
     assert fitted(100, 224, square=224) == (100, 224)
+
+
+def test_very_long_images_are_squashed() -> None:
+    """A batch takes the memory of its tallest times its widest image."""
+    assert fitted(20_000, 20, shorter=256) == (1024, 20) and fitted(20, 20_000, shorter=256) == (20, 1024)
+    assert fitted(4000, 1000, shorter=256) == (1024, 256) and fitted(4100, 1000, shorter=256) == (1024, 256)
+    strip = encoded(Image.new("RGB", (3000, 4), "red"))
+    assert decode(strip, shorter=16).shape == (4, 64, 3) and (decode(strip, shorter=16) == [255, 0, 0]).all()
 
 
 def test_resized_exactly_as_torchvision() -> None:

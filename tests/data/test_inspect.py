@@ -14,6 +14,7 @@ from finessl.data.duplicates import Signatures, difference_hash, equal_groups, j
 from finessl.data.images import ArrayImages
 from finessl.data.inspect import report, suspicious_labels
 from finessl.data.sources import open_dataset
+from finessl.errors import FinesslError
 
 
 def photo(seed: int, size: int = 96) -> Image.Image:
@@ -54,8 +55,8 @@ def messy(tmp_path: Path) -> Path:
 def test_everything_that_is_wrong(messy: Path) -> None:
     told: list[tuple[int, int | None]] = []
     found = report(open_dataset(messy), progress=lambda *step: told.append(step))
-    assert found.classes == ["cat", "dog"] and found.labeled.tolist() == [8, 7] and found.unlabeled == 0
-    assert found.tested is not None and found.tested.tolist() == [6, 7]
+    assert found.classes == ["cat", "dog"] and found.labeled.tolist() == [7, 7] and found.unlabeled == 0
+    assert found.tested is not None and found.tested.tolist() == [5, 7]
     assert [key for key, _ in found.broken] == ["train/cat/broken.png", "test/cat/empty.png"]
     assert found.duplicates == [
         ["train/cat/0-copy.png", "train/cat/0.png"],
@@ -71,7 +72,69 @@ def test_everything_that_is_wrong(messy: Path) -> None:
     assert told[-1] == (28, 28)
     text = "\n".join(found.advice)
     assert "fewer than 10 test images: cat, dog" in text and "2 test images are also in the training set" in text
-    assert "1 images are smaller than 32 pixels" in text
+    assert "1 image is smaller than 32 pixels" in text
+
+
+def test_every_finding_has_its_advice(messy: Path) -> None:
+    text = report(open_dataset(messy)).advice
+    for part in (
+        "2 images cannot be read and are left out of training and testing. Mend or remove them.",
+        "2 training images are copies of another. Keep one of each",
+        "1 group of training images is nearly identical.",
+        "2 test images are also in the training set: accuracy will be overstated. Remove them",
+        "1 group of identical or nearly identical images has different labels. Correct the labels",
+    ):
+        assert any(line.startswith(part) for line in text), part
+
+
+def test_inspect_and_train_count_alike(messy: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The same words and the same numbers: broken images count in neither."""
+    from finessl.cli import app
+
+    save(photo(300), messy / "unlabeled" / "x.png")
+    (messy / "unlabeled" / "y.png").write_bytes(b"junk")
+    (messy / "train").rename(messy / "labeled")
+    app(["inspect", str(messy)], standalone_mode=False)
+    out = capfd.readouterr().out
+    assert "14 labeled and 1 unlabeled training images, 2 broken" in out and "5 to 7 per class, 1 broken" in out
+    options = ["--backbone", "embedded", "--method", "supervised", "--steps", "1", "--out", str(tmp_path / "run")]
+    app(["train", str(messy), *options], standalone_mode=False)
+    said = " ".join(capfd.readouterr().err.split())
+    assert "14 labeled and 1 unlabeled training images, 12 test images; labeled images are also used without" in said
+    assert "3 files are left out" in said or "2 files are left out: not an image in a known format" in said
+
+
+def test_damaged_metadata_is_counted_not_printed(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    damaged = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0\x01\0\0\0\x06\0"
+    for i in range(4):
+        save(photo(i), tmp_path / "ab"[i % 2] / f"{i}.jpg", exif=damaged if i < 2 else b"")
+    found = report(open_dataset(tmp_path))
+    assert [key for key, _ in found.damaged] == ["a/0.jpg", "b/1.jpg"] and not recwarn.list
+    assert any(line.startswith("2 images can be read with a warning") for line in found.advice)
+
+
+def test_copies_of_near_images_are_found_as_before() -> None:
+    """Copies are compared once; groups and leaks name them all."""
+    first, second = (np.asarray(photo(1).resize((side, side))) for side in (96, 90))
+    near = np.asarray(Image.fromarray(second).resize((96, 96)))
+    train = ArrayImages(np.stack([first, first, near, np.asarray(photo(2)), near]), "train")
+    data = Dataset("d", ["a", "b"], train, np.array([0, 0, 1, 1, -1]), ArrayImages(near[None].repeat(2, 0), "test"))
+    data.test_labels = np.array([1, 1])
+    found = report(data)
+    assert found.near == [["train/0", "train/1", "train/2", "train/4"]]
+    assert found.leaks == [("test/0", "train/2", "same"), ("test/1", "train/2", "same")]
+
+
+@pytest.mark.parametrize("verb", [["inspect", "--backbone", "embedded"], ["probe", "--backbone", "embedded"]])
+def test_data_in_which_everything_is_broken(tmp_path: Path, verb: list[str]) -> None:
+    from finessl.cli import app
+
+    for part in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / part / name).mkdir(parents=True)
+            (tmp_path / part / name / "x.png").write_bytes(b"junk")
+    with pytest.raises(FinesslError, match="none of the 2 train images can be read"):
+        app([verb[0], str(tmp_path), *verb[1:]], standalone_mode=False)
 
 
 def test_clean_data_has_nothing_to_report() -> None:
@@ -92,10 +155,10 @@ def test_what_is_too_little(tmp_path: Path, make) -> None:
     make.write(tmp_path / "unlabeled" / "x.png", 999)
     text = "\n".join(report(open_dataset(tmp_path)).advice)
     for part in (
-        "1 classes have no labeled image: d",
+        "1 class has no labeled image: d",
         "2 classes have fewer than 4 labels: b, c",
         "the largest class has 30 labels and the smallest 0",
-        "only 1 unlabeled images beside 33",
+        "there is only 1 unlabeled image and 33 labeled ones",
         "no test set",
     ):
         assert part in text

@@ -81,8 +81,7 @@ def read_rows(path: Path, path_column: str | None = None, label_column: str | No
     """Case and blanks around a column's name do not matter."""
     names = {"path": path_column or "path", "label": label_column or "label", "split": "split"}
     wanted = {what: name.strip().lower() for what, name in names.items()}
-    parquet = path.suffix.lower() in (".parquet", ".pq")
-    columns, notes = read_parquet(path, list(wanted.values())) if parquet else read_csv(path)
+    columns, notes = read_columns(path, list(wanted.values()))
     for what in ("path", "label"):
         if wanted[what] not in columns:
             raise FinesslError(
@@ -104,13 +103,17 @@ def read_rows(path: Path, path_column: str | None = None, label_column: str | No
     return Rows(paths, labels, [split.lower() for split in splits], notes)
 
 
+def read_columns(path: Path, wanted: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Columns by name in lower case (the wanted ones, or more), and what the user should know of how they were read."""
+    return read_parquet(path, wanted) if path.suffix.lower() in (".parquet", ".pq") else read_csv(path)
+
+
 def refuse_twice(path: Path, names: list[str]) -> None:
     if twice := sorted(name for name, count in Counter(names).items() if count > 1 and name):
         raise FinesslError(f"{path} has more than one column {some(twice)}; keep one of each.")
 
 
 def read_csv(path: Path) -> tuple[dict[str, list[str]], list[str]]:
-    """Columns by name in lower case, and what the user should know of how they were read."""
     try:
         with open_regular(path) as file:
             text, notes = decode_text(path, file.read())
@@ -143,7 +146,6 @@ def decode_text(path: Path, data: bytes) -> tuple[str, list[str]]:
 
 
 def read_parquet(path: Path, wanted: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The same, of the wanted columns."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
