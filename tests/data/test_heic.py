@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +28,13 @@ def photos(tmp_path: Path, make) -> Path:
 
 
 @pytest.fixture
-def without_heif(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_heif(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (images, index):
         monkeypatch.setattr(module, "EXTENSIONS", images.EXTENSIONS - images.HEIC)
         monkeypatch.setattr(module, "UNREAD", images.UNREAD | images.HEIC)
+    images.formats.cache_clear()
+    yield
+    images.formats.cache_clear()
 
 
 def test_without_the_package_files_are_counted_and_named(photos: Path, without_heif: None) -> None:
