@@ -22,7 +22,7 @@ class Tabulated:
     header: list[str]
     rows: list[list[str]]
     records: list[dict[str, Any]]
-    left: int = 1  # so many columns are names, aligned left
+    left: int = 1  # number of columns that hold names, aligned left
     ends: frozenset[int] = frozenset()  # a line follows these rows
     notes: list[str] = field(default_factory=list)
 
@@ -38,6 +38,7 @@ def show(table: Tabulated, form: str = "table") -> None:
     if check_format(form) != "table":
         print(render(table, form))
         return
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from finessl.terminal import console
@@ -45,11 +46,18 @@ def show(table: Tabulated, form: str = "table") -> None:
     out = console()
     if not out.is_terminal:
         out = console(width=150)  # a file or a pipe has no width to fit in
-    shown = Table(title=table.caption, title_justify="left")
+    shown = Table(title=table.caption, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for number, name in enumerate(table.header):
-        shown.add_column(name, justify="left" if number < table.left else "right", overflow="fold")
+        if number < table.left:
+            shown.add_column(name, overflow="fold")
+        else:  # numbers stay whole, so that a row is a line at 80 columns; the name above them may take two
+            width = max([8, *(len(row[number]) for row in table.rows)])
+            shown.add_column(name if len(name) <= width else name.replace(" ", "\n"), justify="right", no_wrap=True)
+    before: list[str] = []
     for number, row in enumerate(table.rows):
-        shown.add_row(*row, end_section=number in table.ends)
+        repeated = table.left > 1 and row[:1] == before[:1]  # the first name of a group is printed once
+        shown.add_row(*(["", *row[1:]] if repeated else row), end_section=number in table.ends)
+        before = row
     out.print(shown)
     for note in table.notes:
         out.print(f"  {note}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from statistics import mean, stdev
 from typing import Any
@@ -142,7 +143,7 @@ def other_weights(grid: Grid) -> list[str]:
 
 
 def overview(places: Places) -> Tabulated:
-    """Every table and figure: its size, what it needs, and what of that is lacking."""
+    """Every table and figure and what it needs, with a star where that is not there."""
     tables = [read_table(name) for name in table_names()]
     rows, records = [], []
     reasons: set[str] = set()
@@ -156,13 +157,16 @@ def overview(places: Places) -> Tabulated:
         needed = sorted({kind for recipe in grid for kind in kinds(recipe)})
         lacks = sorted({reason for recipe in grid for reason in lacking(locate(recipe, places))})
         reasons.update(lacks)
-        short = sorted({reason.partition(":")[0] for reason in lacks})
-        size = f"{len(table.rows)} × {len(table.columns)}"
-        rows.append([table.id, table.number, size, table.title, ", ".join(needed) or "–", ", ".join(short) or "–"])
+        absent = {reason.partition(":")[0].removeprefix("data ").removeprefix("weights of ") for reason in lacks}
+        marked = ", ".join(f"{kind}*" if kind in absent else kind for kind in needed)
+        subject = re.split("[:;]", table.title)[0]  # the whole title is the caption of the table itself
+        rows.append([table.id, table.number, subject, marked or "–"])
         values = {f"{row}; {column}": value.text for (row, column), value in table.values.items()}
         records.append({"id": table.id, "number": table.number, "title": table.title, "needs": ", ".join(needed),
                         "lacks": "; ".join(lacks), "values": values})  # fmt: skip
-    header = ["name", "in the paper", "size", "what", "needs", "lacks"]
+    header = ["name", "in the paper", "what", "needs"]
     ends = frozenset({sum(not table.figure for table in tables) - 1})
-    more = ["finessl paper NAME runs one; --show prints its numbers and what is finished", *sorted(reasons)]
-    return Tabulated("The paper's tables and figures", header, rows, records, 6, ends, more)
+    more = ["finessl paper NAME runs one; --show prints its numbers and what is finished."]
+    if reasons:
+        more += ["* is not there yet:", *(f"  {reason}" for reason in sorted(reasons))]
+    return Tabulated("The paper's tables and figures", header, rows, records, 4, ends, more)
