@@ -6,22 +6,25 @@ classifier.json           classes, backbone, tuning, head, preprocessing
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
 
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import AfterValidator, Field
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from finessl.data.augment import normalise
 from finessl.data.images import ImageError, decode, to_bytes, to_rgb
 from finessl.data.ops import upload
 from finessl.errors import FinesslError
+from finessl.files import DamagedFile, read_json, replacing, sha256, write_json, writing
 from finessl.models.backbones import create_backbone
 from finessl.models.build import build_network
 from finessl.models.fp8 import multiplies_fp8
@@ -29,40 +32,98 @@ from finessl.models.network import Network
 from finessl.recipe import Choice
 from finessl.training.acceleration import compile_encoder
 from finessl.training.precision import DTYPES, autocast, resolve_precision, store_frozen
-from finessl.training.rundir import write_atomically, writing
+from finessl.training.rundir import RESUMES
 
 if TYPE_CHECKING:
     from finessl.training.experiment import Experiment
 
 ImageLike = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
 FORMAT = 1
+TENSORS = "classifier.safetensors"
+MAX_IMAGE_SIZE = 8_192  # pixels
+MAX_OPTION = 65_536  # of a tuning strategy or head: lengths, ranks, widths
 MANY = 500_000  # images whose prediction saves more time than compiling takes (docs/performance.md)
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def check_part(part: dict[str, Any]) -> dict[str, Any]:
+    """A tuning strategy or head with its options. These give the sizes of tensors that are made before those of the
+    file are loaded."""
+    if not isinstance(part.get("name"), str):
+        raise ValueError("it should have a name")
+    for option, value in part.items():
+        if isinstance(value, (int, float)) and not abs(value) <= MAX_OPTION:
+            raise ValueError(f"{option} = {value} is out of range")
+    return part
+
+
+Part = Annotated[dict[str, Any], AfterValidator(check_part)]
+
+
+class Description(TypedDict):
+    """classifier.json."""
+
+    format: int
+    classes: Annotated[list[str], Field(min_length=2)]
+    backbone: str
+    weights: str | None
+    weights_sha256: NotRequired[str]  # older classifiers do not have it
+    pretrained: bool
+    tuning: Part
+    head: Part
+    aux: Literal["detached", "attached"] | None
+    precision: NotRequired[Literal["auto", "fp32", "bf16", "fp16", "fp8"]]
+    image_size: Annotated[int, Field(ge=1, le=MAX_IMAGE_SIZE)]
+    mean: Annotated[list[Finite], Field(min_length=3, max_length=3)]
+    std: Annotated[list[Positive], Field(min_length=3, max_length=3)]
+    sha256: NotRequired[str]  # of classifier.safetensors; older classifiers do not have it
 
 
 def export_classifier(folder: Path, experiment: Experiment) -> None:
     """Write the trained network of an experiment as a classifier."""
     recipe, backbone = experiment.recipe, experiment.backbone
     head, tensors = experiment.network.finished(recipe.head)
-    description = {
-        "format": FORMAT,
-        "classes": experiment.split.classes,
-        "backbone": recipe.model.backbone,
-        "weights": recipe.model.weights,
-        "pretrained": recipe.model.pretrained,
-        "tuning": {"name": recipe.tuning.name, **recipe.tuning.options},
-        "head": {"name": head.name, **head.options},
-        "aux": experiment.method.aux,
-        "precision": recipe.train.precision,
-        "image_size": backbone.image_size,
-        "mean": list(experiment.mean),
-        "std": list(experiment.std),
-    }
-    with writing(folder):
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with writing(folder, RESUMES):
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(tensors, folder / ".classifier.safetensors.partial")
-        os.replace(folder / ".classifier.safetensors.partial", folder / "classifier.safetensors")
-        write_atomically(folder / "classifier.json", json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+        with replacing(folder / TENSORS) as partial:
+            save_file(tensors, partial)
+        description: Description = {
+            "format": FORMAT,
+            "classes": experiment.split.classes,
+            "backbone": recipe.model.backbone,
+            "weights": recipe.model.weights,
+            "weights_sha256": experiment.weights_sha256,
+            "pretrained": recipe.model.pretrained,
+            "tuning": {"name": recipe.tuning.name, **recipe.tuning.options},
+            "head": {"name": head.name, **head.options},
+            "aux": experiment.method.aux,
+            "precision": recipe.train.precision,
+            "image_size": backbone.image_size,
+            "mean": list(experiment.mean),
+            "std": list(experiment.std),
+            "sha256": sha256(folder / TENSORS),
+        }
+        write_json(folder / "classifier.json", description)
+
+
+def read_classifier(folder: Path) -> tuple[Description, dict[str, Tensor]]:
+    """What `export_classifier` wrote, verified. Nothing in the files is run."""
+    description = read_json(folder / "classifier.json", Description)
+    if description["format"] > FORMAT:
+        raise FinesslError(f"{folder} was written by a newer finessl; update finessl to load it.")
+    file = folder / TENSORS
+    if description.get("sha256", same := sha256(file)) != same:
+        raise DamagedFile(f"{file} is damaged: it is not the file that classifier.json describes.")
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise DamagedFile(f"{file} is damaged: {str(error).splitlines()[0]}.") from error
+    if odd := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise DamagedFile(f"{file} is damaged: {odd[0]} holds values that are not finite.")
+    return description, tensors
 
 
 def load(
@@ -79,9 +140,7 @@ def load(
     if not (folder / "classifier.json").exists():
         hint = " That run has not finished; run its command again." if (Path(run) / "recipe.toml").exists() else ""
         raise FinesslError(f"{run} holds no classifier (classifier/classifier.json).{hint}")
-    description = json.loads((folder / "classifier.json").read_text(encoding="utf-8"))
-    if description["format"] > FORMAT:
-        raise FinesslError(f"{folder} was written by a newer finessl; update finessl to load it.")
+    description, tensors = read_classifier(folder)
     file = weights or description["weights"]
     if file is not None and not Path(file).exists():
         raise FinesslError(
@@ -93,6 +152,12 @@ def load(
         image_size=description["image_size"],
         pretrained=description["pretrained"],
     )
+    wanted = description.get("weights_sha256")
+    if wanted is not None and backbone.pretrained and backbone.sha256() != wanted:
+        raise FinesslError(
+            f"the backbone's weights ({file or description['backbone']}) are not those that {run} was trained with; "
+            "pass weights= (--weights) with the right file."
+        )
     tuning, head = dict(description["tuning"]), dict(description["head"])
     _, network = build_network(
         backbone,
@@ -102,14 +167,14 @@ def load(
         description["aux"],
         torch.Generator(),
     )
-    network.load_trained(load_file(folder / "classifier.safetensors"))
+    network.load_trained(tensors)
     target = resolve_device(device)
     network.to(target).eval()
     if precision is None:
         precision = description.get("precision", "auto")
         if target.type == "cpu" or (precision == "fp8" and not multiplies_fp8(target)):
             precision = "auto" if precision in ("fp16", "fp8") else precision
-    return Classifier(network, description, target, precision)
+    return Classifier(network, dict(description), target, precision)
 
 
 class Classifier:

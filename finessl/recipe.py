@@ -20,6 +20,9 @@ from typing import Any, Literal, get_type_hints
 from finessl.errors import FinesslError
 from finessl.registry import convert, nearest, options_of
 
+# Fields that say where something is kept (and data.source, where it is a path). They are no part of a run's identity.
+PLACES = ("data.root", "data.test", "source.labels", "model.weights", "head.text_features", "head.text_weights")
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -141,10 +144,16 @@ class Recipe:
                 flat[section] = value
         return flat
 
-    def differences(self, other: Recipe) -> dict[str, tuple[Any, Any]]:
-        """Dotted name → (value here, value there), where they differ."""
+    def identity(self) -> dict[str, Any]:
+        """Dotted name → value of what decides the result: `flat` without the places where data and weights are kept,
+        whose content is verified by digests instead."""
+        flat = self.flat()
+        return {name: value for name, value in flat.items() if not is_place(name, value)}
+
+    def differences(self, other: Recipe, *, places: bool = True) -> dict[str, tuple[Any, Any]]:
+        """Dotted name → (value here, value there), where they differ. `places`: also where data and weights are kept."""
         mine, theirs = self.flat(), other.flat()
-        names = [*mine, *(name for name in theirs if name not in mine)]
+        names = list(mine | theirs) if places else list(self.identity() | other.identity())
         return {n: (mine.get(n), theirs.get(n)) for n in names if mine.get(n) != theirs.get(n)}
 
     # ---- sense ------------------------------------------------------------------------------------------------------
@@ -177,6 +186,15 @@ class Recipe:
                 f"train.cache_features = {train.cache_features} needs a frozen backbone, and tuning "
                 f"{self.tuning.name!r} trains inside it: use --tuning linear, or --cache-features 0."
             )
+
+
+def is_place(name: str, value: Any) -> bool:
+    """Does this field say where something is kept, and not what it is? The name of a known data set is no place."""
+    if name == "data.source":
+        from finessl.data.sources import NAMED
+
+        return str(value) not in NAMED and not str(value).startswith("hf:")
+    return name in PLACES
 
 
 def section_from(kind: type, section: str, values: Mapping[str, Any]) -> Any:

@@ -52,8 +52,8 @@ def open_images(outcome: Outcome, progress: Progress | None) -> Dataset | None:
         outcome.missing.append(f"No images are shown: the data, {source}, cannot be opened. {error}")
         return None
     fingerprint = outcome.meta.get("data_fingerprint") or (outcome.split or {}).get("fingerprint")
-    if fingerprint != dataset.fingerprint():
-        outcome.missing.append(f"No images are shown: the data, {source}, has changed since the run.")
+    if changes := dataset.changes(fingerprint or ""):
+        outcome.missing.append(f"No images are shown: {source} has changed since the run: {', '.join(changes)}.")
         return None
     return dataset
 

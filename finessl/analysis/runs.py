@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from finessl.analysis import metrics
+from finessl.data.splits import SplitFile
 from finessl.errors import FinesslError
+from finessl.files import read_arrays, read_json
 from finessl.recipe import Recipe
 from finessl.training.rundir import RunDirectory
 
@@ -60,10 +60,15 @@ class Outcome:
         self.label = self.label or self.recipe.method.name
         self.meta = self.run.meta()
         self.rows = self.run.metrics()
-        self.split = self._json("split.json")
+        self.split = self._split()
         self.test = self._predictions()
-        self.unlabeled = self._arrays("unlabeled.npz", "labels and confidence of the unlabeled images")
-        self.features = self._arrays("features.npz", "features of the pretrained backbone")
+        self.unlabeled = self._arrays(
+            "unlabeled.npz", "labels and confidence of the unlabeled images", "index", "label", "confidence", "truth"
+        )
+        self.features = self._arrays(
+            "features.npz", "features of the pretrained backbone", "labeled", "labels", "unlabeled",
+            "labeled_features", "unlabeled_features",
+        )  # fmt: skip
         if not self.meta.get("finished"):
             where = f"step {self.step:,} of {self.recipe.train.steps:,}"
             self.missing.insert(
@@ -139,26 +144,25 @@ class Outcome:
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
-    def _json(self, name: str) -> dict[str, Any] | None:
+    def _split(self) -> dict[str, Any] | None:
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            self.missing.append(f"{name} is not there or cannot be read.")
+            return dict(read_json(self.run.split_file, SplitFile))
+        except FinesslError as error:
+            self.missing.append(str(error))
             return None
 
-    def _arrays(self, name: str, what: str) -> dict[str, np.ndarray] | None:
+    def _arrays(self, name: str, what: str, *keys: str) -> dict[str, np.ndarray] | None:
         try:
-            with np.load(self.path / name) as file:
-                return {key: file[key] for key in file.files}
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return read_arrays(self.path / name, *keys)
+        except FinesslError as error:
             if self.finished:
-                self.missing.append(f"{name} is not there or cannot be read: no {what}.")
+                self.missing.append(f"No {what}: {error}")
             return None
 
     def _predictions(self) -> Predictions | None:
         if self.finished and not self.meta.get("test"):
             return None  # there was nothing to predict
-        arrays = self._arrays("predictions.npz", "answers for the test images")
+        arrays = self._arrays("predictions.npz", "answers for the test images", "logits", "labels", "index")
         return None if arrays is None else Predictions(arrays["logits"], arrays["labels"], arrays["index"])
 
 

@@ -10,10 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
+from finessl.data.identity import content_digest
 from finessl.data.images import Images
 from finessl.errors import FinesslError
 
 Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]  # mean, standard deviation
+
+VERSION = "2"  # of fingerprints
+PARTS = (
+    "the names, order or file sizes of the training images",
+    "the classes or labels of the training images",
+    "the content of training images",
+    "the test images or their labels",
+)
+MAX_LABELED = 10_000  # labeled images whose content is part of the fingerprint, besides the sample of all images
 
 IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -72,7 +82,36 @@ class Dataset:
         return np.bincount(self.train_labels[self.train_labels >= 0], minlength=len(self.classes))
 
     def fingerprint(self) -> str:
-        """Of the training images, in their order, and what is known of them: a split belongs to one of these."""
+        """Of what the data is, wherever it is kept: one digest for each of PARTS."""
+        return ":".join([VERSION, *self._digests()])
+
+    def changes(self, fingerprint: str, *, test: bool = True) -> list[str]:
+        """In words, what differs from the data that had this fingerprint; `test`: also of the test images."""
+        version, *then = fingerprint.split(":")
+        if version != VERSION or len(then) != len(PARTS):
+            return [] if fingerprint == self._first_fingerprint() else ["the images, their order or their labels"]
+        pairs = zip(PARTS, then, self._digests(), strict=True)
+        return [part for part, old, new in pairs if old != new and (test or part != PARTS[-1])]
+
+    def _digests(self) -> list[str]:
+        given = None if self.given is None else np.flatnonzero(self.given)
+        always = given if given is not None and len(given) <= MAX_LABELED else None
+        classes, none = "\0".join(self.classes), np.empty(0, np.int64)
+        return [
+            short_digest(self.train.fingerprint()),
+            short_digest(classes, self.train_labels, none if given is None else given, given is not None),
+            short_digest(content_digest(self.train, always=always)),
+            ""
+            if self.test is None
+            else short_digest(
+                self.test.fingerprint(),
+                none if self.test_labels is None else self.test_labels,
+                content_digest(self.test),
+            ),
+        ]
+
+    def _first_fingerprint(self) -> str:
+        """As runs of version 0.1 recorded it: training images by name and size alone."""
         digest = hashlib.blake2b(self.train.fingerprint().encode(), digest_size=16)
         digest.update("\0".join(self.classes).encode("utf-8", "surrogateescape"))
         digest.update(np.ascontiguousarray(self.train_labels, np.int64).data)
@@ -118,6 +157,18 @@ def left_out(excluded: Sequence[tuple[str, str]], reasons: int = 5) -> list[str]
     if rest := sum(len(keys) for _, keys in ordered[reasons:]):
         lines.append(f"{rest:,} more left out for other reasons")
     return lines
+
+
+def short_digest(*values: str | bool | np.ndarray) -> str:
+    """Short: it tells data apart and protects from no attack."""
+    state = hashlib.blake2b(digest_size=8)
+    for value in values:
+        array = isinstance(value, np.ndarray)
+        content = (
+            np.ascontiguousarray(value, np.int64).tobytes() if array else str(value).encode("utf-8", "surrogateescape")
+        )
+        state.update(f"{len(content)}\0".encode() + content)
+    return state.hexdigest()
 
 
 def broken_files(named: Sequence[tuple[str, str]], first: int = 5) -> str:

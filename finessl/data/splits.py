@@ -7,17 +7,19 @@ Labels are drawn class by class, each class from its own random stream: one clas
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from finessl.data.dataset import Dataset, some
 from finessl.data.sampler import SPLIT, generator
 from finessl.errors import FinesslError
+from finessl.files import DamagedFile, read_json, write_atomically
 from finessl.registry import Registry, check_options
 
 SPLITS = Registry(
@@ -36,6 +38,19 @@ SPLITS = Registry(
     },
 )
 FORMAT = 1
+
+
+class SplitFile(TypedDict):
+    """split.json."""
+
+    format: int
+    kind: str
+    seed: int
+    settings: dict[str, Any]
+    fingerprint: str
+    classes: Annotated[list[str], Field(min_length=2)]
+    labeled: list[int | Annotated[list[int], Field(min_length=2, max_length=2)]]
+    unlabeled: list[int | Annotated[list[int], Field(min_length=2, max_length=2)]]
 
 
 class Parts(NamedTuple):
@@ -97,43 +112,48 @@ class Split:
             "labeled": to_runs(self.labeled),
             "unlabeled": to_runs(self.unlabeled),
         }
-        draft = Path(path).with_name(Path(path).name + ".part")
-        draft.write_text(json.dumps(content), encoding="ascii")
-        os.replace(draft, path)
+        write_atomically(Path(path), json.dumps(content))
 
     @classmethod
-    def load(cls, path: Path, dataset: Dataset) -> Split:
-        """An error says what differs when the split was made for other data."""
+    def read(cls, path: Path, dataset: Dataset) -> Split:
+        """A split file as it is; an error says what differs when the split was made for other data."""
+        if not Path(path).exists():
+            raise FinesslError(f"there is no split file {path}.")
         try:
-            content = json.loads(Path(path).read_text(encoding="ascii"))
+            content = read_json(Path(path), SplitFile)
+            if content["format"] > FORMAT:
+                raise FinesslError(f"{path} was written by a newer finessl; update finessl to read it.")
+            images = len(dataset.train)
             split = cls(
-                from_runs(content["labeled"]),
-                from_runs(content["unlabeled"]),
+                from_runs(content["labeled"], images),
+                from_runs(content["unlabeled"], images),
                 content["classes"],
                 content["kind"],
                 content["seed"],
                 content["settings"],
                 content["fingerprint"],
             )
-        except FileNotFoundError as error:
-            raise FinesslError(f"there is no split file {path}.") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FinesslError(f"{path} is not a split file ({type(error).__name__}: {error}).") from error
+        except DamagedFile as error:
+            raise FinesslError(f"{path} is not a split file: {str(error).partition(': ')[2] or error}") from error
+        except ValueError as error:
+            raise FinesslError(f"{path} does not belong to {dataset.name}: {error}.") from error
         if differences := split.differences(dataset):
             raise FinesslError(f"{path} does not belong to {dataset.name}: {'; '.join(differences)}.")
-        return without_broken(split, dataset)
+        return split
+
+    @classmethod
+    def load(cls, path: Path, dataset: Dataset) -> Split:
+        """A split file, without the images that cannot be decoded."""
+        return without_broken(cls.read(path, dataset), dataset)
 
     def differences(self, dataset: Dataset) -> list[str]:
         found = []
         if missing := [name for name in self.classes if name not in dataset.classes]:
             found.append(f"the data has no class {some(missing)}")
-        last = max([-1, *self.labeled[-1:], *self.unlabeled[-1:]])
-        if last >= len(dataset.train):
-            found.append(f"the split names image {last:,} and the data has {len(dataset.train):,}")
         if not found and (nameless := int((self.labels(dataset)[self.labeled] < 0).sum())):
             found.append(f"the data gives no label to {nameless:,} of the labeled images")
-        if not found and self.fingerprint and self.fingerprint != dataset.fingerprint():
-            found.append("the images, their order or their labels have changed since the split was made")
+        if not found and self.fingerprint and (changes := dataset.changes(self.fingerprint, test=False)):
+            found.append(f"since the split was made, these have changed: {', '.join(changes)}")
         return found
 
 
@@ -225,6 +245,16 @@ def to_runs(indices: np.ndarray) -> list[int | list[int]]:
     return runs
 
 
-def from_runs(runs: Sequence[int | Sequence[int]]) -> np.ndarray:
-    pieces = [np.arange(run, run + 1) if isinstance(run, int) else np.arange(run[0], run[1] + 1) for run in runs]
-    return np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64)
+def from_runs(runs: Sequence[int | list[int]], images: int) -> np.ndarray:
+    """The numbers again, sorted; ValueError when they are no positions among so many images. Nothing is made larger
+    than the data: a split file may come from anywhere."""
+    bounds = [(run, run) if isinstance(run, int) else (run[0], run[-1]) for run in runs]
+    after = -1
+    for first, last in bounds:
+        if last >= images:
+            raise ValueError(f"the split names image {last:,} and the data has {images:,}")
+        if not after < first <= last:
+            raise ValueError(f"the split's images are not in order at {first:,}")
+        after = last
+    pieces = [np.arange(first, last + 1, dtype=np.int64) for first, last in bounds]
+    return np.concatenate([np.empty(0, np.int64), *pieces])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -39,6 +40,16 @@ class Backbone:
     interpolation: str = "bicubic"
     visual_proj: Tensor | None = None  # CLIP's [dim, text dim] projection to the text space, where the weights carry it
     pretrained: bool = True  # or were its weights drawn from a seed?
+
+    def sha256(self) -> str:
+        """Of the weights, whatever file or hub they came from: names, dtypes, shapes and bytes of the encoder's
+        tensors. Position embeddings do not count, because loading resamples them, differently on other machines."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.encoder.state_dict().items()):
+            if "pos_embed" not in name:
+                digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
 
 
 def create_backbone(

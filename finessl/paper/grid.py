@@ -13,13 +13,10 @@ from finessl.catalog import check_choices
 from finessl.compare import Cell, plain, short
 from finessl.errors import FinesslError
 from finessl.paper.contents import Column, Line, PaperTable
-from finessl.paper.needs import Places, data_fingerprint, data_lacks, lacking, locate
+from finessl.paper.needs import Places, data_changes, data_lacks, lacking, locate
 from finessl.recipe import Recipe
 from finessl.registry import nearest
 from finessl.training.rundir import RunDirectory
-
-# where things lie does not change a result
-PLACES = ("data.root", "model.weights", "head.text_features", "head.text_weights")
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ def check_data(cell: Cell, recipe: Recipe) -> None:
     if not known or data.root is None or data.root == cell.recipe.data.root:
         return
     options = tuple(sorted(recipe.source.options.items()))
-    if data_lacks(data.source, data.root, options) or data_fingerprint(data.source, data.root, options) == known:
+    if data_lacks(data.source, data.root, options) or not data_changes(data.source, data.root, options, known):
         return
     raise FinesslError(
         f"{cell.run.path} was trained on other images, labels or another order of them ({cell.recipe.data.root}) than "
@@ -183,7 +180,7 @@ def find_runs(out: Path) -> dict[str, Path]:
 
 def identity(recipe: Recipe) -> str:
     """Equal for recipes of equal results: without paths, and with a split written out."""
-    flat = {name: value for name, value in recipe.flat().items() if value is not None and name not in PLACES}
+    flat = {name: value for name, value in recipe.identity().items() if value is not None}
     if flat["split.name"] == "auto" and "split.labels_per_class" in flat:
         flat["split.name"] = "per-class"
     return json.dumps(flat, sort_keys=True)

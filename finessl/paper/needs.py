@@ -89,10 +89,11 @@ def data_lacks(source: str, root: str | None, options: tuple[tuple[str, Any], ..
 
 
 @functools.cache
-def data_fingerprint(source: str, root: str | None, options: tuple[tuple[str, Any], ...]) -> str:
+def data_changes(source: str, root: str | None, options: tuple[tuple[str, Any], ...], known: str) -> list[str]:
+    """In words, what differs from the data whose fingerprint is `known`."""
     from finessl.data.sources import open_dataset
 
-    return open_dataset(source, root=root, **dict(options)).fingerprint()
+    return open_dataset(source, root=root, **dict(options)).changes(known)
 
 
 @functools.cache

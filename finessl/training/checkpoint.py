@@ -8,65 +8,102 @@ crash at any moment costs at most the steps since the checkpoint before.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from finessl.training.rundir import sync_folder, writing
+from finessl.files import read_json, sha256, sync_folder, writing
+from finessl.training.rundir import RESUMES
 
 KEEP = 2  # the newest, and one to fall back on
+TENSORS, STATE = "trained.safetensors", "state.pt"
+
+
+class File(TypedDict):
+    """An entry of manifest.json."""
+
+    bytes: NonNegativeInt
+    sha256: str
+
+
+Manifest = dict[Literal["trained.safetensors", "state.pt"], File]
+
+
+class State(TypedDict):
+    """state.pt: what the loop itself reads; methods, optimizers and statistics check their own parts."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", arbitrary_types_allowed=True)  # type: ignore[misc]
+
+    step: NonNegativeInt
+    accuracy: float | None
+    latest: dict[str, Any]
+    metrics_size: NonNegativeInt
+    elapsed: float
+    diagnostics: dict[str, Any]
+    optimizer: dict[Any, Any]
+    method: dict[str, Any]
+    scaler: dict[str, Any]
 
 
 def save(folder: Path, step: int, trained: dict[str, Tensor], state: dict[str, Any]) -> Path:
     target = folder / f"step-{step:08d}"
     partial = folder / f".partial-{step:08d}"
-    with writing(folder):
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.items()}
+    with writing(folder, RESUMES):
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        save_file({n: t.detach().cpu().contiguous() for n, t in trained.items()}, partial / "trained.safetensors")
-        torch.save(state, partial / "state.pt")
-        names = ("trained.safetensors", "state.pt")
-        manifest = {
-            name: {"bytes": (partial / name).stat().st_size, "sha256": digest(partial / name)} for name in names
-        }
-        (partial / "manifest.json").write_text(json.dumps(manifest))
-        for file in partial.iterdir():
-            with open(file, "rb+") as handle:
-                os.fsync(handle.fileno())
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(partial, target)
+        try:
+            save_file(tensors, partial / TENSORS)
+            torch.save(state, partial / STATE)
+            manifest = {
+                name: {"bytes": (partial / name).stat().st_size, "sha256": sha256(partial / name)}
+                for name in (TENSORS, STATE)
+            }
+            (partial / "manifest.json").write_text(json.dumps(manifest))
+            for file in partial.iterdir():
+                with open(file, "rb+") as handle:
+                    os.fsync(handle.fileno())
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(partial, target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)  # on a full disk it would be in its own way
+            raise
         sync_folder(folder)
         for old in sorted(folder.glob("step-*"))[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
     return target
 
 
-def newest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest checkpoint that is whole: (trained, state), or None."""
+def newest(
+    folder: Path, usable: Callable[[dict[str, Any]], bool] = lambda state: True
+) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint that is whole and `usable`: (trained, state), or None."""
     for path in sorted(folder.glob("step-*"), reverse=True):
-        if whole(path):
-            return load_file(path / "trained.safetensors"), torch.load(
-                path / "state.pt", map_location="cpu", weights_only=True
-            )
+        found = load(path)
+        if found is not None and usable(found[1]):
+            return found
     return None
 
 
-def whole(path: Path) -> bool:
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """A checkpoint's tensors and state; None if it is damaged. Nothing in its files is run."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        return bool(manifest) and all(digest(path / name) == entry["sha256"] for name, entry in manifest.items())
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        manifest = read_json(path / "manifest.json", Manifest)
+        if len(manifest) < 2 or any(sha256(path / name) != entry["sha256"] for name, entry in manifest.items()):
+            return None
+        trained = load_file(path / TENSORS)
+        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+        TypeAdapter(State).validate_python(state, strict=True)
+    except Exception:  # besides the errors of reading, torch.load raises anything on bytes that it did not write
+        return None
+    return trained, state

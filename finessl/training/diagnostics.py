@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from finessl.files import write_arrays, writing
 from finessl.methods.base import Batch, Method, Outputs, Result, View
 from finessl.models.backbones import create_backbone
 from finessl.training.evaluate import encode
 from finessl.training.experiment import Experiment
-from finessl.training.rundir import writing
+from finessl.training.rundir import RESUMES
 
 GROUPS = ("correct", "incorrect", "novel", "unknown")
 BINS = 100
@@ -155,7 +156,7 @@ def look_back(
         saved = {"index": images, "label": label, "confidence": confidence, "truth": hidden_truth(experiment)[chosen]}
         if aux:
             saved["confidence_aux"] = aux[0].softmax(1).amax(1)
-        write_arrays(folder / "unlabeled.npz", saved)
+        save(folder / "unlabeled.npz", saved)
     if recipe.model.pretrained:
         model = create_backbone(recipe.model.backbone, weights=recipe.model.weights, image_size=experiment.image_size)
         encoder = model.encoder.to(device).eval()
@@ -166,7 +167,7 @@ def look_back(
         features = over(encoder, np.concatenate([labeled, unlabeled]), "encoding without tuning", **own).half().cpu()
         saved = {"labeled": labeled, "labels": labels[labeled], "unlabeled": unlabeled}
         saved |= {"labeled_features": features[: len(labeled)], "unlabeled_features": features[len(labeled) :]}
-        write_arrays(folder / "features.npz", saved)
+        save(folder / "features.npz", saved)
 
 
 def evenly(count: int, most: int) -> np.ndarray:
@@ -174,10 +175,7 @@ def evenly(count: int, most: int) -> np.ndarray:
     return np.arange(count) if count <= most else np.linspace(0, count - 1, most).round().astype(np.int64)
 
 
-def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    """An .npz, whole or absent."""
-    partial = path.with_name(f".{path.name}")
-    with writing(path.parent):
-        plain: Any = {name: a.cpu().numpy() if isinstance(a, Tensor) else a for name, a in arrays.items()}
-        np.savez_compressed(partial, **plain)
-        partial.replace(path)
+def save(path: Path, arrays: dict[str, Any]) -> None:
+    plain = {name: a.cpu().numpy() if isinstance(a, Tensor) else a for name, a in arrays.items()}
+    with writing(path, RESUMES):
+        write_arrays(path, plain)

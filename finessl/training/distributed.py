@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,17 @@ class Processes:
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def first_does(self, action: Callable[[], Any]) -> None:
+        """`action`, in the first process. Where it is refused, that process says why and all of them end."""
+        refused: FinesslError | None = None
+        if self.first:
+            try:
+                action()
+            except FinesslError as error:
+                refused = error
+        if self.share(refused is not None):
+            raise refused or SystemExit(1)
 
     def wait(self) -> None:
         if self.world > 1:

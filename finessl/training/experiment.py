@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ import torch
 from torch import Tensor
 
 from finessl.data.augment import STRONG, WEAK
-from finessl.data.dataset import Dataset, warnings_note
+from finessl.data.dataset import Dataset, broken_files, short_digest, warnings_note
+from finessl.data.identity import content_digest
 from finessl.data.images import pillow_warnings
 from finessl.data.loader import Loader
 from finessl.data.sampler import INITIAL, generator
 from finessl.data.sources import open_dataset
 from finessl.data.splits import Split, make_split
 from finessl.data.store import PixelStore, free_memory
+from finessl.errors import FinesslError
+from finessl.files import sha256, write_atomically, writing
 from finessl.methods import create as create_method
 from finessl.methods.base import Method, Task
 from finessl.models.backbones import Backbone, create_backbone
@@ -32,7 +36,7 @@ from finessl.recipe import Recipe
 from finessl.training.cached import CachedLoader
 from finessl.training.distributed import Processes
 from finessl.training.evaluate import encode
-from finessl.training.rundir import RunDirectory, writing
+from finessl.training.rundir import RunDirectory
 from finessl.training.step import make_optimizer
 
 Report = Callable[[str, int, int], None]  # what is being done, how many, of how many
@@ -57,6 +61,7 @@ class Experiment:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     device: torch.device
+    weights_sha256: str  # of the backbone as it was loaded
 
     @property
     def image_size(self) -> int:
@@ -66,6 +71,32 @@ class Experiment:
     def truth(self) -> np.ndarray:
         """What is known of the unlabeled images' classes (−1: nothing). For diagnostics, never for training."""
         return self.labels[self.split.unlabeled]
+
+    def identity(self) -> dict[str, str]:
+        """What a run is about, by content: a checkpoint belongs to one of these."""
+        split, options = self.split, self.recipe.head.options
+        texts = [options[name] for name in ("text_features", "text_weights") if options.get(name)]
+        return {
+            "data": self.dataset.fingerprint(),
+            "split": short_digest("\0".join(split.classes), split.labeled, split.unlabeled),
+            "labeled": content_digest(self.dataset.train, sample=0, always=split.labeled),
+            "test": short_digest(self.test_index, self.test_labels),
+            "weights": self.weights_sha256 if self.backbone.pretrained else "",
+            "texts": " ".join(sha256(Path(file)) for file in texts),
+        }
+
+    def changes(self, recorded: Mapping[str, str]) -> list[str]:
+        """In words, what is not as it was when `identity` was recorded."""
+        now = self.identity()
+        changed = self.dataset.changes(recorded["data"])
+        words = {
+            "split": "split.json",
+            "labeled": "the content of labeled images",
+            "test": "which test images can be read",
+            "weights": "the backbone's weights",
+            "texts": "the class names' text features or the text tower's weights",
+        }
+        return changed + [text for name, text in words.items() if not changed and recorded[name] != now[name]]
 
     @property
     def images_per_step(self) -> int:
@@ -133,10 +164,11 @@ def prepare(
     """Everything in its initial state. The split is the run's saved one where there is one; `writes`: save it."""
     data, model = recipe.data, recipe.model
     dataset = dataset or open_source(recipe, progress)
+    check_class_names(dataset)
     backbone = create_backbone(
         model.backbone, weights=model.weights, image_size=data.image_size, pretrained=model.pretrained
     )
-    size = backbone.image_size
+    weights_sha256, size = backbone.sha256(), backbone.image_size
     store = read_pixels(dataset, "train", cache_dir, progress, shorter=round(size * RESIZE))
     split = make_or_load_split(recipe, dataset, run, writes)
     test_store = None if dataset.test is None else read_pixels(dataset, "test", cache_dir, progress, square=size)
@@ -173,6 +205,7 @@ def prepare(
         mean,
         std,
         device,
+        weights_sha256,
     )
     if device.type == "cuda":
         for pixels in (store, test_store):
@@ -234,15 +267,37 @@ def statistics(recipe: Recipe, dataset: Dataset, store: PixelStore, backbone: Ba
     return dataset.statistics or store.statistics()
 
 
+def check_class_names(dataset: Dataset) -> None:
+    """Class names go into JSON files and pages; names of files and folders may hold any bytes."""
+    for name in dataset.classes:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise FinesslError(
+                f"{dataset.name}: the class name {os.fsencode(name)!r} is not valid UTF-8; rename that folder or label."
+            ) from error
+
+
 def write_skipped(run: RunDirectory, dataset: Dataset) -> None:
     if dataset.excluded:
-        with writing(run.path), open(run.path / "skipped.csv", "w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([("image", "reason"), *dataset.excluded])
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([("image", "reason"), *dataset.excluded])
+        with writing(run.skipped_file):
+            write_atomically(run.skipped_file, text.getvalue())
 
 
 def make_or_load_split(recipe: Recipe, dataset: Dataset, run: RunDirectory | None, writes: bool) -> Split:
     if run is not None and run.split_file.exists():
-        return Split.load(run.split_file, dataset)
+        split = Split.read(run.split_file, dataset)  # which left out what could not be decoded then
+        lost = np.intersect1d(np.union1d(split.labeled, split.unlabeled), dataset.broken)
+        if len(lost):
+            reasons = dict(dataset.excluded)
+            named = [(key, reasons[key]) for key in map(dataset.train.key, lost.tolist())]
+            raise FinesslError(
+                f"{run.path} was begun with images that can no longer be read: {broken_files(named)} "
+                "Restore them, or train again with another --out."
+            )
+        return split
     if recipe.split.name.endswith(".json"):
         split = Split.load(Path(recipe.split.name), dataset)
     else:
@@ -255,6 +310,22 @@ def make_or_load_split(recipe: Recipe, dataset: Dataset, run: RunDirectory | Non
             **options,
         )
     if run is not None and writes:
-        with writing(run.path):
+        with writing(run.split_file):
             split.save(run.split_file)
     return split
+
+
+def check_places(run: RunDirectory, recipe: Recipe, places: Sequence[str], dataset: Dataset | None = None) -> None:
+    """Refuse data or weights at other places than a finished run recorded, unless their content is the same."""
+    meta, changed = run.meta(), []
+    if dataset is not None or any(name.startswith(("data.", "source.")) for name in places):
+        changed += (dataset or open_source(recipe)).changes(meta.get("data_fingerprint", ""))
+    if "model.weights" in places and meta.get("weights_sha256"):
+        model = recipe.model
+        backbone = create_backbone(model.backbone, weights=model.weights, image_size=recipe.data.image_size)
+        changed += ["the backbone's weights"] if backbone.sha256() != meta["weights_sha256"] else []
+    if changed:
+        raise FinesslError(
+            f"{run.path} holds a finished run of other data or weights; these differ: {', '.join(changed)}. "
+            "Name another --out."
+        )

@@ -28,6 +28,7 @@ from finessl.data.loader import Prefetcher
 from finessl.data.sampler import DROPOUT, generator
 from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
+from finessl.files import write_arrays, writing
 from finessl.models.fp8 import Fp8Linear
 from finessl.recipe import Recipe, TrainRecipe
 from finessl.training import checkpoint
@@ -37,16 +38,16 @@ from finessl.training.cached import CachedLoader
 from finessl.training.diagnostics import Diagnostics, hidden_truth, look_back
 from finessl.training.distributed import Processes, processes
 from finessl.training.evaluate import accuracy, encode
-from finessl.training.experiment import Experiment, prepare
+from finessl.training.experiment import Experiment, check_places, prepare
 from finessl.training.precision import DTYPES, resolve_precision, store_frozen
 from finessl.training.progress import Display
-from finessl.training.rundir import MetricsLog, RunDirectory, git_revision
+from finessl.training.rundir import RESUMES, MetricsLog, RunDirectory, git_revision, holds_metrics
 from finessl.training.step import TrainingStep, all_finite, lr_factor
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run is carried out; none of this changes its result."""
+    """How a run is carried out. `device` and `compile` change the result within rounding, the rest not at all."""
 
     device: str = "auto"
     compile: bool | None = None  # and record the step (see acceleration.py); None: on a GPU, where the run repays it
@@ -64,13 +65,16 @@ def train(
     settings = settings or Settings()
     run = RunDirectory(out)
     device = resolve_device(settings.device)
-    with processes(str(device)) as team, Display(quiet=settings.quiet or not team.first) as display:
-        if team.first:
-            run.open(recipe)
-        team.wait()
-        if run.finished():
+    with (
+        processes(str(device)) as team,
+        Display(quiet=settings.quiet or not team.first) as display,
+        contextlib.ExitStack() as held,
+    ):
+        if team.share(run.finished()):
+            team.first_does(lambda: check_places(run, recipe, run.check(recipe), dataset))
             display.say(f"{run.path} is finished: nothing to do. Its figures are in {run.meta_file}.")
             return run.meta()
+        team.first_does(lambda: held.enter_context(run.held(recipe)))
         return Training(recipe, run, settings, device, team, display, dataset).run_to_end()
 
 
@@ -137,7 +141,9 @@ class Training:
         self.metrics_size = 0
         self.accuracy: float | None = None
         self.test_logits: Tensor | None = None
+        self.identity = self.experiment.identity()
         self.resume()
+        team.first_does(lambda: run.open(recipe))  # data or weights may be at another place than before
         store_frozen(network.encoder, self.precision)
         if isinstance(self.loader, CachedLoader):
             self.loader.fill(network, recipe.train.cache_features, self.precision, display.update)
@@ -328,25 +334,43 @@ class Training:
             "step": self.step,
             "accuracy": self.accuracy,
             "latest": self.latest,
-            "metrics_size": self.log.sync(),
+            **self.log.sync(),
             "elapsed": self.elapsed + time.monotonic() - self.started,
             "diagnostics": self.diagnostics.state(),
+            "identity": self.identity,
             **self.averages.state(),
             **self.training_step.state(),
         }
         checkpoint.save(self.run.checkpoints, self.step, trained, state)
 
     def resume(self) -> None:
-        found = checkpoint.newest(self.run.checkpoints)
+        run, metrics = self.run, self.run.metrics_file
+        found = checkpoint.newest(run.checkpoints, lambda state: holds_metrics(metrics, state))
         if found is None:
+            if checkpoint.newest(run.checkpoints) is not None:
+                raise FinesslError(
+                    f"{metrics} is cut or changed: it lacks lines that were written before the checkpoint. "
+                    f"Restore it, or remove {run.path} and train again."
+                )
             return
         trained, state = found
-        self.experiment.network.load_trained(trained)
-        self.training_step.load(state)
-        self.diagnostics.load(state["diagnostics"])
+        if (recorded := state.get("identity")) and (changes := self.experiment.changes(recorded)):
+            raise FinesslError(
+                f"{run.path} cannot resume, because these have changed since its checkpoint: {', '.join(changes)}. "
+                "Restore them, or train again with another --out."
+            )
+        try:
+            self.experiment.network.load_trained(trained)
+            self.training_step.load(state)
+            self.diagnostics.load(state["diagnostics"])
+            self.averages.load(state)
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise FinesslError(
+                f"the checkpoint of step {state['step']} in {run.path} does not fit its recipe and data "
+                f"({str(error).splitlines()[0]}). Train again with another --out."
+            ) from error
         self.step, self.accuracy, self.elapsed = state["step"], state["accuracy"], state["elapsed"]
         self.latest, self.metrics_size = state["latest"], state["metrics_size"]
-        self.averages.load(state)
         self.use_pool()
 
     def finish(self) -> dict[str, Any]:
@@ -359,12 +383,13 @@ class Training:
         if experiment.test_store is not None:
             if self.test_logits is None:  # stopped between the last checkpoint and here
                 self.test_logits = self.predict(experiment.test_store, experiment.test_index).cpu()
-            np.savez_compressed(
-                self.run.path / "predictions.npz",
-                logits=self.test_logits.numpy(),
-                labels=experiment.test_labels,
-                index=experiment.test_index,
-            )
+            arrays = {
+                "logits": self.test_logits.numpy(),
+                "labels": experiment.test_labels,
+                "index": experiment.test_index,
+            }
+            with writing(self.run.path, RESUMES):
+                write_arrays(self.run.path / "predictions.npz", arrays)
         look_back(
             self.run.path, experiment, self.answer, self.rows, precision=self.precision, progress=self.display.update
         )
@@ -381,7 +406,8 @@ class Training:
             "test": len(experiment.test_index),
             "trained_parameters": trained,
             "parameters": total,
-            "data_fingerprint": experiment.dataset.fingerprint(),
+            "data_fingerprint": self.identity["data"],
+            "weights_sha256": experiment.weights_sha256,
             "device": describe_device(self.device),
             "precision": self.precision,
             "processes": self.team.world,

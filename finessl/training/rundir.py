@@ -7,22 +7,69 @@ RUN/checkpoints/         the newest two, each written whole or not at all
 RUN/classifier/          the result: trained parameters, classes, preprocessing
 RUN/meta.json            versions, machine, data fingerprint, wall time, the final figures
 RUN/skipped.csv          images that could not be read, where there are any
+RUN/.lock                locked while a process trains the run; names that process
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import hashlib
 import json
 import os
+import platform
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from filelock import FileLock, Timeout
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
 from finessl.errors import FinesslError
+from finessl.files import DamagedFile, read_bytes, read_json, sync_folder, write_atomically, write_json, writing
 from finessl.recipe import Recipe, read_toml
+
+__all__ = ["MetricsLog", "RunDirectory", "git_revision", "sync_folder", "write_atomically", "writing"]
+
+RESUMES = "it resumes from the last checkpoint."  # after a disk was full
+MAX_METRICS = 4 << 30  # bytes
+
+
+class Meta(TypedDict, total=False):
+    """meta.json: what readers rely on; there is more."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    finished: bool
+    accuracy: float | None
+    steps: NonNegativeInt
+    seconds: float
+    classes: NonNegativeInt
+    labeled: NonNegativeInt
+    unlabeled: NonNegativeInt
+    test: NonNegativeInt
+    trained_parameters: NonNegativeInt
+    parameters: NonNegativeInt
+    data_fingerprint: str
+    weights_sha256: str | None
+    device: str
+    precision: str
+    versions: dict[str, str]
+    revision: str | None
+
+
+class Row(TypedDict):
+    """A line of metrics.jsonl."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    kind: str
+    step: NonNegativeInt
+
+
+ROW = TypeAdapter(Row)
 
 
 class RunDirectory:
@@ -50,31 +97,98 @@ class RunDirectory:
         return self.path / "classifier"
 
     @property
+    def skipped_file(self) -> Path:
+        return self.path / "skipped.csv"
+
+    @property
     def meta_file(self) -> Path:
         return self.path / "meta.json"
 
+    @property
+    def lock_file(self) -> Path:
+        return self.path / ".lock"
+
+    def check(self, recipe: Recipe) -> list[str]:
+        """Refuse a directory that holds a run of another recipe. Returns the fields by which data or weights are at
+        another place than the run has recorded."""
+        if not self.holds_work():
+            return []
+        if not self.recipe_file.exists():
+            raise FinesslError(f"{self.path} holds a run without its recipe.toml; name another --out.")
+        recorded = self.recipe()
+        if differences := recipe.differences(recorded, places=False):
+            shown = "\n".join(f"  {n}: {old!r} there, {new!r} now" for n, (new, old) in differences.items())
+            raise FinesslError(
+                f"{self.path} holds a run of another recipe:\n{shown}\nName another --out, or remove that run first."
+            )
+        return list(recipe.differences(recorded))
+
     def open(self, recipe: Recipe) -> None:
         """Make the directory for this recipe, or check that it already is. A try that ended before it had anything to
-        keep (a mistake in the command, say) does not stand in the way of another."""
+        keep (a mistake in the command, say) is no obstacle to another one."""
+        self.check(recipe)
         with writing(self.path):
-            if self.recipe_file.exists():
-                differences = recipe.differences(self.recipe())
-                if not differences:
-                    return
-                if self.holds_work():
-                    shown = "\n".join(f"  {n}: {old!r} there, {new!r} now" for n, (new, old) in differences.items())
-                    raise FinesslError(
-                        f"{self.path} holds a run of another recipe:\n{shown}\n"
-                        "Name another --out, or remove that run first."
-                    )
-                self.split_file.unlink(missing_ok=True)
-            elif self.holds_work():
-                raise FinesslError(f"{self.path} holds a run without its recipe.toml; name another --out.")
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.recipe_file, recipe.toml())
+            text = recipe.toml().encode("utf-8", "surrogateescape")
+            if self.recipe_file.exists() and self.recipe_file.read_bytes() == text:
+                return
+            if not self.holds_work():
+                self.split_file.unlink(missing_ok=True)
+            write_atomically(self.recipe_file, text)
+
+    @contextlib.contextmanager
+    def held(self, recipe: Recipe) -> Iterator[None]:
+        """The directory, locked, and made for this recipe where it is new. If the block fails before there is anything
+        to keep, nothing is left behind."""
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with self.locked():
+                files = [f for f in (self.recipe_file, self.split_file, self.skipped_file) if not f.exists()]
+                try:
+                    if not self.check(
+                        recipe
+                    ):  # else recipe.toml follows when the content at the new places is verified
+                        self.open(recipe)
+                    yield
+                except BaseException:
+                    if not self.holds_work():
+                        for file in files:
+                            file.unlink(missing_ok=True)
+                    raise
+        except BaseException:
+            with contextlib.suppress(OSError):  # not empty: something was kept
+                if made and {path.name for path in self.path.iterdir()} <= {self.lock_file.name}:
+                    self.lock_file.unlink(missing_ok=True)
+                for path in made:
+                    path.rmdir()
+            raise
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process trains a run. The operating system drops the lock when its holder ends, however it ends."""
+        lock = FileLock(self.lock_file, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            holder = self.lock_file.read_text(errors="replace").strip() if self.lock_file.exists() else ""
+            raise FinesslError(
+                f"{self.path} is being trained by another process{f' ({holder[:200]})' if holder else ''}. "
+                "Wait for it or stop it, or name another --out."
+            ) from error
+        except OSError as error:
+            with writing(self.path):
+                raise error
+        try:
+            with contextlib.suppress(OSError):
+                self.lock_file.write_text(f"process {os.getpid()} on {platform.node()}\n")
+            yield
+        finally:
+            lock.release()
 
     def holds_work(self) -> bool:
-        return self.metrics_file.exists() or self.checkpoints.exists() or self.finished()
+        return self.metrics_file.exists() or self.checkpoints.exists() or self.meta_file.exists()
 
     def recipe(self) -> Recipe:
         if not self.recipe_file.exists():
@@ -85,24 +199,30 @@ class RunDirectory:
         return bool(self.meta().get("finished"))
 
     def meta(self) -> dict[str, Any]:
-        try:
-            return json.loads(self.meta_file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
+        """meta.json; empty while the run has not finished."""
+        if not self.meta_file.exists():
             return {}
+        try:
+            return dict(read_json(self.meta_file, Meta))
+        except DamagedFile as error:
+            raise FinesslError(f"{error} Remove it and run the run's command again: it is written again.") from error
 
     def write_meta(self, meta: dict[str, Any]) -> None:
-        with writing(self.path):
-            write_atomically(self.meta_file, json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+        with writing(self.meta_file, RESUMES):
+            write_json(self.meta_file, meta)
 
     def metrics(self) -> list[dict[str, Any]]:
         """All whole lines (a crash may have cut the last one short)."""
         if not self.metrics_file.exists():
             return []
-        lines = self.metrics_file.read_text(encoding="utf-8").splitlines()
+        *lines, cut = read_bytes(self.metrics_file, MAX_METRICS).split(b"\n")
         rows = []
-        for line in lines:
-            with contextlib.suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(dict(ROW.validate_python(json.loads(line), strict=True)))
+            except (ValueError, RecursionError) as error:
+                reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "not valid JSON"
+                raise DamagedFile(f"{self.metrics_file} is damaged: line {number}: {reason}.") from error
         return rows
 
     def recent(self, steps: int) -> dict[str, float]:
@@ -120,65 +240,43 @@ class RunDirectory:
 
 
 class MetricsLog:
-    """Appends lines to metrics.jsonl; `resume(size)` first cuts off what was written after the checkpoint."""
+    """Appends lines to metrics.jsonl. `size` bytes of the file belong to the checkpoint that the run resumes from; what
+    was written after it is cut off."""
 
-    def __init__(self, file: Path, size: int) -> None:
-        with writing(file.parent):
-            if file.exists():
-                os.truncate(file, min(size, file.stat().st_size))
-            self.file = open(file, "a", encoding="utf-8")  # noqa: SIM115 - open for the whole run
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        with writing(path, RESUMES):
+            kept = path.read_bytes()[:size] if size else b""
+            self.digest = hashlib.sha256(kept)
+            self.file = open(path, "ab")  # noqa: SIM115 - open for the whole run
+            self.file.truncate(size)
 
     def write(self, row: dict[str, Any]) -> None:
-        self.file.write(json.dumps(row, allow_nan=True) + "\n")
+        line = (json.dumps(row, allow_nan=True) + "\n").encode()
+        self.digest.update(line)
+        with writing(self.path, RESUMES):
+            self.file.write(line)
 
-    def sync(self) -> int:
-        """Everything on the disk; the file's size, which a checkpoint remembers."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        return self.file.tell()
+    def sync(self) -> dict[str, Any]:
+        """Everything is on the disk; size and digest of the file, for the checkpoint."""
+        with writing(self.path, RESUMES):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            return {"metrics_size": self.file.tell(), "metrics_sha256": self.digest.hexdigest()}
 
     def close(self) -> None:
-        self.file.close()
+        with writing(self.path, RESUMES):
+            self.file.close()
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns the operating system's refusal to write into a sentence."""
+def holds_metrics(path: Path, state: dict[str, Any]) -> bool:
+    """Does the file begin with the lines that it had at this checkpoint? (Older checkpoints know its size only.)"""
     try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise FinesslError(f"cannot write to {path}: {error.strerror}. Choose another --out.") from error
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FinesslError(
-                f"cannot write to {path}: {error.strerror}. Free some space and run the same command again: "
-                "it goes on from the last whole checkpoint."
-            ) from error
-        if error.errno in (errno.ENOTDIR, errno.EEXIST):
-            raise FinesslError(f"cannot write to {path}: {error.strerror}; a file stands in its way.") from error
-        raise
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """The whole file or none of it, also when the power goes."""
-    partial = path.with_name(f".{path.name}.partial")
-    data = content.encode() if isinstance(content, str) else content
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """A rename is on the disk once its folder is (Windows has no such call and needs none)."""
-    if os.name == "posix":
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        content = read_bytes(path, MAX_METRICS)[: state["metrics_size"]] if state["metrics_size"] else b""
+    except FinesslError:
+        return False
+    wanted = state.get("metrics_sha256")
+    return len(content) == state["metrics_size"] and wanted in (None, hashlib.sha256(content).hexdigest())
 
 
 def git_revision() -> str | None:
