@@ -56,8 +56,12 @@ def run_cells(
         say(f"{len(every) - len(waiting)} of {len(every)} cells are finished already")
     for cell in waiting:
         check_choices(cell.recipe)
-    for cell in every:
-        cell.run.open(cell.recipe)  # which refuses a run of another recipe, finished or not
+    for cell in every:  # a run of another recipe, data or weights is refused, finished or not
+        if (places := cell.run.check(cell.recipe)) and cell.run.finished():
+            from finessl.training.experiment import check_places  # loads torch
+
+            check_places(cell.run, cell.recipe, places)
+        cell.run.open(cell.recipe)
     if engine == "print":
         for cell in waiting:
             print(shlex.join(cell_command(cell, device)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -244,7 +243,10 @@ def replace(path: Path) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "replaced": (lambda photos: replace(photos / "train/dark/3.bmp"), "the content of training images"),
-    "swapped": (lambda photos: swap(photos / "train/dark/0.bmp", photos / "train/light/0.bmp"), "the content of training"),
+    "swapped": (
+        lambda photos: swap(photos / "train/dark/0.bmp", photos / "train/light/0.bmp"),
+        "the content of training",
+    ),
     "added": (lambda photos: shutil.copy(photos / "train/dark/0.bmp", photos / "train/dark/9.bmp"), "the names, order"),
     "test replaced": (lambda photos: replace(photos / "test/dark/1.bmp"), "the test images or their labels"),
     "test removed": (lambda photos: (photos / "test/dark/1.bmp").unlink(), "the test images or their labels"),
@@ -346,47 +348,34 @@ def test_weights_are_known_by_content(
 # ---- one process at a time ----------------------------------------------------------------------------------------------
 
 
-def hold(path: str, ready: Any, done: Any) -> None:
-    with RunDirectory(path).locked():
-        ready.set()
-        done.wait(60)
+HOLD = """
+import sys
+from finessl.training.rundir import RunDirectory
+with RunDirectory(sys.argv[1]).locked():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
-def test_second_process_is_told_who_trains_the_run(copy_of: Copy, made_photos: Path, made_runs: Path) -> None:
-    run = copy_of("stopped")
-    context = multiprocessing.get_context("spawn")
-    ready, done = context.Event(), context.Event()
-    other = context.Process(target=hold, args=(str(run), ready, done))
-    other.start()
+@pytest.mark.parametrize("new", [False, True])
+def test_second_process_is_told_who_trains_the_run(
+    copy_of: Copy, made_photos: Path, made_runs: Path, tmp_path: Path, new: bool
+) -> None:
+    run = tmp_path / "run" if new else copy_of("stopped")
+    run.mkdir(exist_ok=True)
+    other = subprocess.Popen([sys.executable, "-c", HOLD, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        assert ready.wait(60)
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
         before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         with pytest.raises(FinesslError, match=rf"trained by another process \(process {other.pid} on .*Wait for it"):
             train(quick_recipe(made_photos), run, QUICK)
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     finally:
         other.kill()  # a crash: its lock goes with it, the file remains
-        other.join()
+        other.communicate()
     assert (run / ".lock").exists()
     train(quick_recipe(made_photos), run, QUICK)
     assert result(run) == result(made_runs / "finished")
-
-
-def test_two_commands_at_once(made_photos: Path, made_runs: Path, tmp_path: Path) -> None:
-    """Both start from nothing: one trains, the other says so."""
-    code = (
-        "import sys; from tests.training.conftest import *\n"
-        "from finessl.errors import FinesslError\n"
-        "try: train(quick_recipe(sys.argv[1]), sys.argv[2], QUICK)\n"
-        "except FinesslError as error: sys.exit(str(error))\n"
-    )
-    command = [sys.executable, "-c", code, str(made_photos), str(tmp_path / "run")]
-    root = Path(__file__).parents[2]
-    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
-    errors = [process.communicate(timeout=120)[1] for process in both]
-    assert 0 in [process.returncode for process in both], errors
-    assert all(not error or "another process" in error for error in errors)
-    assert result(tmp_path / "run") == result(made_runs / "finished")
 
 
 # ---- refused commands leave nothing behind ----------------------------------------------------------------------------
