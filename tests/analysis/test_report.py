@@ -123,7 +123,7 @@ def test_a_leak_is_found(make_run: Maker, tmp_path: Path, photos: Path) -> None:
     copy = tmp_path / "photos"
     shutil.copytree(photos, copy)
     shutil.copy(copy / "train" / "ash" / "0.png", copy / "test" / "ash" / "0.png")
-    folder = make_run(fields={"data.source": str(copy)})
+    folder = make_run(source=copy)
     assert (
         "1 of 18 test images is also trained on (test/ash/0.png): accuracy is overstated"
         in Page(write_report([folder])).text
@@ -194,7 +194,7 @@ def test_runs_on_other_data_are_marked(make_run: Maker, tmp_path: Path, photos: 
 def test_lost_or_changed_data_is_said(make_run: Maker, tmp_path: Path, photos: Path) -> None:
     copy = tmp_path / "photos"
     shutil.copytree(photos, copy)
-    folder = make_run(fields={"data.source": str(copy)})
+    folder = make_run(source=copy)
     assert "img" in Page(write_report([folder])).tags
     (copy / "train" / "ash" / "0.png").unlink()
     page = Page(write_report([folder]))

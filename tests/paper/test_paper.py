@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from finessl.cli import app
+from finessl.data.sources import open_dataset
 from finessl.engines import run_cells
 from finessl.errors import FinesslError
 from finessl.paper import needs
@@ -226,7 +227,7 @@ def test_finished_runs_count_for_the_data_that_they_saw(no_hub: None, shapes: Pa
         return make_grid(read_table("main"), tmp_path / "runs", only=["cifar100", "N4", "finessl"], seeds=1, places=at)
 
     (cell,) = planned("here", weights).cells
-    seen = needs.data_fingerprint("cifar100", str(tmp_path / "here"), ())
+    seen = open_dataset("cifar100", root=tmp_path / "here").fingerprint()
     finish(cell.run, cell.recipe, accuracy=0.8, data_fingerprint=seen)
     grid = planned("moved", weights)  # the same images
     assert [cell.run.finished() for cell in grid.cells] == [True]
