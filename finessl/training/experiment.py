@@ -164,7 +164,6 @@ def prepare(
     """Everything in its initial state. The split is the run's saved one where there is one; `writes`: save it."""
     data, model = recipe.data, recipe.model
     dataset = dataset or open_source(recipe, progress)
-    check_class_names(dataset)
     backbone = create_backbone(
         model.backbone, weights=model.weights, image_size=data.image_size, pretrained=model.pretrained
     )
@@ -265,17 +264,6 @@ def statistics(recipe: Recipe, dataset: Dataset, store: PixelStore, backbone: Ba
     if recipe.data.statistics == "model":
         return backbone.mean, backbone.std
     return dataset.statistics or store.statistics()
-
-
-def check_class_names(dataset: Dataset) -> None:
-    """Class names go into JSON files and pages; names of files and folders may hold any bytes."""
-    for name in dataset.classes:
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise FinesslError(
-                f"{dataset.name}: the class name {os.fsencode(name)!r} is not valid UTF-8; rename that folder or label."
-            ) from error
 
 
 def write_skipped(run: RunDirectory, dataset: Dataset) -> None:
