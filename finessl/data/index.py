@@ -24,6 +24,7 @@ Progress = Callable[[int, int | None], None]  # (done, of how many, or None wher
 
 CACHE_FROM = 20_000  # smaller folders are read again each time: that is fast, and sees files that changed in place
 VERSION = 2
+RUN_MARK = "recipe.toml"  # what makes a folder a run directory
 JUNK = {"__MACOSX", "@eaDir", "lost+found", "__pycache__", "$RECYCLE.BIN", "System Volume Information"}
 
 
@@ -158,7 +159,8 @@ def size_of(entry: os.DirEntry[str]) -> int:
 def walk(
     root: Path, folder: str, above: tuple[tuple[int, int], ...]
 ) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
-    """(folder, its time, its files) for a folder and all below it; links are followed, but never into a loop."""
+    """(folder, its time, its files) for a folder and all below it; links are followed, but never into a loop. Run
+    directories are no data: `cd photos && finessl train .` puts them among the classes."""
     path = root / folder
     try:
         status = os.stat(path)
@@ -169,11 +171,28 @@ def walk(
     identity = (status.st_dev, status.st_ino)
     if identity in above:
         return
-    below = sorted((e for e in entries if is_folder(e)), key=lambda e: natural(e.name))
-    inner = {e.name for e in below}
-    yield folder, status.st_mtime_ns, sorted((e for e in entries if e.name not in inner), key=lambda e: natural(e.name))
+    below = sorted((e for e in entries if is_folder(e) and not holds_runs(Path(e.path))), key=lambda e: natural(e.name))
+    files = sorted((e for e in entries if not is_folder(e)), key=lambda e: natural(e.name))
+    yield folder, status.st_mtime_ns, files
     for entry in below:
         yield from walk(root, f"{folder}/{entry.name}" if folder else entry.name, (*above, identity))
+
+
+def holds_runs(path: Path) -> bool:
+    """Is this folder a run directory, or one with run directories in it and no image?"""
+    if (path / RUN_MARK).is_file():
+        return True
+    try:
+        with os.scandir(path) as found:
+            inner = []
+            for entry in found:
+                if is_folder(entry):
+                    inner.append(Path(entry.path))
+                elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
+                    return False
+    except OSError:  # `walk` says why
+        return False
+    return bool(inner) and all(map(holds_runs, inner))
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:

@@ -70,12 +70,25 @@ def train(
         Display(quiet=settings.quiet or not team.first) as display,
         contextlib.ExitStack() as held,
     ):
+        check_out(run, recipe)
         if team.share(run.finished()):
             team.first_does(lambda: check_places(run, recipe, run.check(recipe), dataset))
             display.say(f"{run.path} is finished: nothing to do. Its figures are in {run.meta_file}.")
             return run.meta()
         team.first_does(lambda: held.enter_context(run.held(recipe)))
         return Training(recipe, run, settings, device, team, display, dataset).run_to_end()
+
+
+def check_out(run: RunDirectory, recipe: Recipe) -> None:
+    """Refuse places where no run directory can be made."""
+    with writing(run.path):
+        if run.path.exists() and not run.path.is_dir():
+            raise FinesslError(f"--out {run.path} is a file; name a folder.")
+        source = Path(recipe.data.root or "", recipe.data.source).expanduser()
+        if run.path.is_dir() and source.is_dir() and run.path.samefile(source):
+            raise FinesslError(
+                f"--out {run.path} is the data itself; name a folder of its own, {run.path / 'run'} say."
+            )
 
 
 def resolve_device(name: str) -> torch.device:

@@ -140,8 +140,8 @@ class RunDirectory:
     def held(self, recipe: Recipe) -> Iterator[None]:
         """The directory, locked, and made for this recipe where it is new. If the block fails before there is anything
         to keep, nothing is left behind."""
-        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         with writing(self.path):
+            made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
         try:
             with self.locked():

@@ -391,3 +391,31 @@ def test_refused_run_leaves_nothing_behind(made_photos: Path, tmp_path: Path) ->
     with pytest.raises(FinesslError):
         train(quick_recipe(made_photos, **{"split.labels_per_class": 100}), tmp_path / "mine", QUICK)
     assert {path.name for path in (tmp_path / "mine").iterdir()} <= {"notes.txt", ".lock"}
+
+
+def test_runs_inside_the_data_are_no_class(photos: Path, made_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.move(photos / "train" / "dark", photos / "dark")
+    shutil.move(photos / "train" / "light", photos / "light")
+    (photos / "train").rmdir()
+    monkeypatch.chdir(photos)
+    for out in ("runs/one", "inside"):
+        assert train(quick_recipe(".", **{"train.steps": 1}), Path(out), QUICK)["classes"] == 2
+        Image.new("RGB", (8, 8)).save(Path(out) / "figure.png")
+    assert finessl.data.sources.open_dataset(".").classes == ["dark", "light"]
+    assert train(quick_recipe(".", **{"train.steps": 1}), Path("runs/one"), QUICK)["finished"]
+    assert train(quick_recipe(photos, **{"train.steps": 1}), photos / "runs" / "two", QUICK)["classes"] == 2
+
+
+def test_places_where_no_run_can_be_made(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out, message in (
+        (tmp_path / "file", "is a file; name a folder"),
+        (tmp_path / "file" / "run", "A file is in its place"),
+        (tmp_path / ("n" * 300), "File name too long"),
+        (Path("/proc/run"), "cannot write to /proc/run"),
+        (photos, "is the data itself"),
+    ):
+        with pytest.raises(FinesslError, match=message):
+            train(quick_recipe(photos), out, QUICK)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "photos"]
+    assert sorted(path.name for path in photos.iterdir()) == ["test", "train"]
