@@ -18,6 +18,8 @@ SHORT = {
     "root": "data.root",
     "test": "data.test",
     "download": "source.download",
+    "path_column": "source.path_column",
+    "label_column": "source.label_column",
     "image_size": "data.image_size",
     "strong_views": "data.strong_views",
     "strict": "data.strict",

@@ -15,6 +15,7 @@ REQUIRED = ("torch", "torchvision", "timm", "safetensors", "numpy", "pillow", "m
 EXTRAS = {
     "open_clip_torch": ("text", "text towers: --head-init text, --head coop"),
     "pyarrow": ("tables", "Parquet tables"),
+    "pillow-heif": ("heic", "HEIC photos"),
     "datasets": ("huggingface", "Hugging Face data sets"),
     "ray": ("ray", "finessl compare on many machines"),
 }

@@ -265,7 +265,7 @@ def find_recipe(name: str | Path) -> Path:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))  # paths of other encodings
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FinesslError(f"{path} is not valid TOML: {error}.") from error
 

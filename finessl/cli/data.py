@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from finessl.cli import app
-from finessl.cli.train import DATA_HELP
+from finessl.cli.train import DATA_HELP, LABEL_COLUMN_HELP, PATH_COLUMN_HELP
 
 
 @app.command(no_args_is_help=True)
@@ -16,6 +16,8 @@ def split(
     data: Annotated[str, typer.Argument(help=DATA_HELP, show_default=False)],
     kind: Annotated[str, typer.Option(help="How labels are chosen (finessl list splits --options).")] = "auto",
     root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
+    path_column: Annotated[str | None, typer.Option(help=PATH_COLUMN_HELP)] = None,
+    label_column: Annotated[str | None, typer.Option(help=LABEL_COLUMN_HELP)] = None,
     labels_per_class: Annotated[
         int | None, typer.Option("--labels-per-class", "-n", help="Labels kept in each class.")
     ] = None,
@@ -41,7 +43,14 @@ def split(
     more: dict[str, Any] = dict(map(parse_setting, set_ or []))
     recipe = make_recipe(
         None,
-        dict(root=root, split=kind, labels_per_class=labels_per_class, seed=seed),
+        dict(
+            root=root,
+            split=kind,
+            labels_per_class=labels_per_class,
+            seed=seed,
+            path_column=path_column,
+            label_column=label_column,
+        ),
         {"data.source": data, "data.labeled_in_unlabeled": labeled_in_unlabeled, **more},
     )
     with Display() as display:
@@ -92,6 +101,8 @@ def show_split(made: Any, dataset: Any) -> None:
 def inspect_(
     data: Annotated[str, typer.Argument(help=DATA_HELP, show_default=False)],
     root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
+    path_column: Annotated[str | None, typer.Option(help=PATH_COLUMN_HELP)] = None,
+    label_column: Annotated[str | None, typer.Option(help=LABEL_COLUMN_HELP)] = None,
     backbone: Annotated[
         str | None, typer.Option(help="Also look for suspicious labels, with this backbone's features (try: embedded).")
     ] = None,
@@ -109,7 +120,8 @@ def inspect_(
     from finessl.training.progress import Display
 
     with Display() as display:
-        dataset = open_dataset(data, root=root)
+        columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column}
+        dataset = open_dataset(data, root=root, **{name: value for name, value in columns.items() if value is not None})
         features = None
         if backbone is not None:
             from finessl.probe import features_of

@@ -14,6 +14,8 @@ DATA_HELP = (
     "A folder labeled/CLASS/… with unlabeled/… (and test/CLASS/…); a class folder CLASS/… or train/CLASS, test/CLASS "
     "with --labels-per-class; a CSV with path,label (empty label: unlabeled); or a data set's name (finessl list)."
 )
+PATH_COLUMN_HELP = "Column of a table with the image files. (default: path)"
+LABEL_COLUMN_HELP = "Column of a table with the labels. (default: label)"
 
 
 @app.command(no_args_is_help=True)
@@ -25,6 +27,8 @@ def train(
     ] = None,
     root: Annotated[Text, typer.Option(help="Folder containing the named data set.")] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch a named data set into --root first.")] = False,
+    path_column: Annotated[Text, typer.Option(help=PATH_COLUMN_HELP)] = None,
+    label_column: Annotated[Text, typer.Option(help=LABEL_COLUMN_HELP)] = None,
     test: Annotated[Text, typer.Option(help="Folder or table of labeled images to test on.")] = None,
     labels_per_class: Annotated[
         int | None,
@@ -91,7 +95,8 @@ def train(
     from finessl.training.loop import train as run
 
     fields: dict[str, Any] = dict(
-        root=root, download=download or None, test=test, labels_per_class=labels_per_class, split=split,
+        root=root, download=download or None, path_column=path_column, label_column=label_column, test=test,
+        labels_per_class=labels_per_class, split=split,
         method=method, tuning=tuning, backbone=backbone, weights=weights, head=head, head_init=head_init,
         text_features=text_features, steps=steps, batch_size=batch_size, mu=mu, lr=lr, image_size=image_size,
         strong_views=strong_views, seed=seed, precision=precision, strict=strict,
@@ -129,7 +134,7 @@ def show_summary(folder: Path, meta: dict[str, Any]) -> None:
         table.add_row("test accuracy", f"{meta['accuracy']:.2%} of {meta['test']:,} images, last step")
     if meta.get("pseudo_accuracy") is not None:
         table.add_row("pseudo-label accuracy", f"{meta['pseudo_accuracy']:.2%} (last epoch)")
-    table.add_row("labeled / unlabeled", f"{meta['labeled']:,} / {meta['unlabeled']:,}")
+    table.add_row("used with / without label", f"{meta['labeled']:,} / {meta['unlabeled']:,} images")
     table.add_row("trained parameters", f"{meta['trained_parameters']:,} of {meta['parameters']:,}")
     table.add_row("time", f"{meta['seconds']:,.0f} s on {meta['device']}")
     table.add_row("use it", f"finessl predict {folder} IMAGES…")

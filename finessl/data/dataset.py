@@ -46,6 +46,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         """Refuses what no training could use."""
+        self.name = readable(self.name)
         if len(self.train) == 0:
             raise FinesslError(f"{self.name} holds no training images.")
         if len(self.train_labels) != len(self.train):

@@ -215,7 +215,7 @@ def advise_files(found: Report) -> list[str]:
     if count := len(found.broken):
         advice.append(
             f"{count_of(count, 'image')} cannot be read and {'is' if count == 1 else 'are'} left out of training and "
-            "testing. Mend or remove them."
+            f"testing. Mend or remove {'it' if count == 1 else 'them'}."
         )
     if found.damaged:
         advice.append(f"{warnings_note(key for key, _ in found.damaged)}.")
@@ -237,7 +237,7 @@ def advise_copies(found: Report) -> list[str]:
     if count := len(found.leaks):
         advice.append(
             f"{count_of(count, 'test image is', 'test images are')} also in the training set: accuracy will be "
-            "overstated. Remove them from one of the two."
+            f"overstated. Remove {'it' if count == 1 else 'them'} from one of the two."
         )
     if count := len(found.conflicts):
         advice.append(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from finessl.data.augment import STRONG, WEAK
-from finessl.data.dataset import Dataset, broken_files, short_digest, warnings_note
+from finessl.data.dataset import Dataset, broken_files, readable, short_digest, warnings_note
 from finessl.data.identity import content_digest
 from finessl.data.images import pillow_warnings
 from finessl.data.loader import Loader
@@ -269,7 +269,8 @@ def statistics(recipe: Recipe, dataset: Dataset, store: PixelStore, backbone: Ba
 def write_skipped(run: RunDirectory, dataset: Dataset) -> None:
     if dataset.excluded:
         text = io.StringIO(newline="")
-        csv.writer(text).writerows([("image", "reason"), *dataset.excluded])
+        rows = ((readable(key), reason) for key, reason in dataset.excluded)
+        csv.writer(text).writerows([("image", "reason"), *rows])
         with writing(run.skipped_file):
             write_atomically(run.skipped_file, text.getvalue())
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from finessl.api import make_recipe
 from finessl.data.images import ImageError
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
+from finessl.recipe import Recipe
 
 
 @pytest.fixture
@@ -136,6 +138,24 @@ def test_columns_of_other_names(table, tmp_path: Path) -> None:
         path, path_column="filename", label_column="class", test=table("Filename,Class\n3.png,b\n", "t.csv")
     )
     assert with_test.test_labels is not None and with_test.test_labels.tolist() == [1]
+
+
+def test_columns_on_the_command_line(table, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from finessl.cli import app
+
+    path = table("file,kind\n0.png,a\n1.png,b\n2.png,\n3.png,\n")
+    columns = ["--path-column", "file", "--label-column", "kind"]
+    app(["inspect", str(path), *columns], standalone_mode=False)
+    assert "2 labeled and 2 unlabeled training images" in capfd.readouterr().out
+    app(["split", str(path), *columns, "--out", str(tmp_path / "split.json")], standalone_mode=False)
+    assert (tmp_path / "split.json").exists()
+    recipe = make_recipe(None, {"path_column": "file", "label_column": "kind"}, {"data.source": str(path)})
+    assert Recipe.read(write_recipe(recipe, tmp_path)).source.options == {"path_column": "file", "label_column": "kind"}
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> Path:
+    (folder / "recipe.toml").write_text(recipe.toml(), encoding="utf-8")
+    return folder / "recipe.toml"
 
 
 @pytest.mark.parametrize("how", ["absolute", "link"])
