@@ -78,6 +78,7 @@ class Description(TypedDict):
     image_size: Annotated[int, Field(ge=1, le=MAX_IMAGE_SIZE)]
     mean: Annotated[list[Finite], Field(min_length=3, max_length=3)]
     std: Annotated[list[Positive], Field(min_length=3, max_length=3)]
+    temperature: NotRequired[Positive]  # probabilities are softmax(logits / temperature); 1 where it is not there
     sha256: NotRequired[str]  # of classifier.safetensors; older classifiers do not have it
 
 
@@ -186,6 +187,7 @@ class Classifier:
         self.network, self.description, self.device = network, description, device
         self.classes: list[str] = description["classes"]
         self.image_size: int = description["image_size"]
+        self.temperature: float = description.get("temperature", 1.0)
         self.precision = resolve_precision(precision, device)
         store_frozen(network.encoder, self.precision)
         self.compiled = False
@@ -199,11 +201,28 @@ class Classifier:
 
     def predict_proba(self, images: ImageLike | Sequence[ImageLike]) -> np.ndarray:
         """Probabilities [n, classes], in the order of `.classes`."""
-        return self._run(images, lambda network, x: network(x).logits.float().softmax(1), len(self.classes))
+        return self._softmax(self.logits(images))
+
+    def logits(self, images: ImageLike | Sequence[ImageLike]) -> np.ndarray:
+        """The head's output [n, classes], before temperature and softmax."""
+        return self._run(images, lambda network, x: network(x).logits.float(), len(self.classes))
 
     def embed(self, images: ImageLike | Sequence[ImageLike]) -> np.ndarray:
         """The tuned backbone's features [n, dim]."""
         return self._run(images, lambda network, x: network.features(x).float(), self.network.dim)
+
+    def predict_and_embed(self, images: ImageLike | Sequence[ImageLike]) -> tuple[np.ndarray, np.ndarray]:
+        """`predict_proba` and `embed` in one pass through the backbone."""
+
+        def both(network: Network, x: Tensor) -> Tensor:
+            features = network.features(x).float()
+            return torch.cat([network.classify(features).logits.float(), features], dim=1)
+
+        found = self._run(images, both, len(self.classes) + self.network.dim)
+        return self._softmax(found[:, : len(self.classes)]), found[:, len(self.classes) :]
+
+    def _softmax(self, logits: np.ndarray) -> np.ndarray:
+        return (torch.from_numpy(logits) / self.temperature).softmax(1).numpy()
 
     def expect(self, images: int) -> None:
         """So many images will follow: where that repays the time it takes, the encoder is compiled."""

@@ -17,6 +17,8 @@ EXTRAS = {
     "pyarrow": ("tables", "Parquet tables"),
     "pillow-heif": ("heic", "HEIC photos"),
     "datasets": ("huggingface", "Hugging Face data sets"),
+    "onnxruntime": ("export", "finessl export --format onnx"),
+    "starlette": ("serve", "finessl serve"),
     "ray": ("ray", "finessl compare on many machines"),
 }
 

@@ -113,7 +113,7 @@ class ViTEncoder(Encoder):
         model = self.model
         x = self.embed(model, images)
         if self.tokens is not None:
-            x = torch.cat([x, self.tokens.to(x.dtype).expand(len(x), -1, -1)], dim=1)
+            x = torch.cat([x, self.tokens.to(x.dtype).expand(x.shape[0], -1, -1)], dim=1)
         prompts: list[Tensor | None] = [None] * self.depth
         if self.prompts is not None:
             prompts[self.depth - len(self.prompts) :] = self.prompts.to(x.dtype).unbind()
@@ -178,7 +178,7 @@ def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> T
         q = q.squeeze(2)
     if prompts is not None:
         prefix = project(attn.qkv, layer_norm(block.norm1, prompts), slice(width, None)).unflatten(-1, (2, *heads))
-        kv = torch.cat([kv, prefix.expand(len(x), -1, -1, -1, -1)], dim=1)
+        kv = torch.cat([kv, prefix.expand(x.shape[0], -1, -1, -1, -1)], dim=1)  # len(x) fixes the batch of an export
     k, v = kv.unbind(2)
     q, k, v = attn.q_norm(q).to(v.dtype), attn.k_norm(k).to(v.dtype), v
     dropout = attn.attn_drop.p if attn.training else 0.0

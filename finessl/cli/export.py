@@ -1,0 +1,33 @@
+"""finessl export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from finessl.cli import app
+
+
+@app.command(no_args_is_help=True)
+def export(
+    run: Annotated[Path, typer.Argument(help="Run directory, or its classifier/ folder.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.", show_default=False)],
+    format: Annotated[
+        str, typer.Option(help="onnx: for ONNX Runtime. pt2: for PyTorch alone. timm: merged weights for timm.")
+    ] = "onnx",
+    precision: Annotated[str, typer.Option(help="Numbers of the onnx model: fp32, fp16 or int8.")] = "fp32",
+    opset: Annotated[int | None, typer.Option(help="ONNX opset. (default: 18)", show_default=False)] = None,
+    weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+) -> None:
+    """Write a finished run as files that need no finessl.
+
+    The files are compared with the run on real images first. Nothing is written if they do not agree.
+    """
+    from finessl.inference.export import export_run
+    from finessl.training.progress import Display
+
+    with Display() as display:
+        found = export_run(run, out, format=format, precision=precision, opset=opset, weights=weights, say=display.say)
+    print(f"{out}: {found}")

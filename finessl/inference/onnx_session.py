@@ -1,0 +1,81 @@
+"""ONNX Runtime: sessions, and an exported classifier that answers as `finessl.load(RUN)` does."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finessl.classifier import ImageLike, as_list, batches
+from finessl.errors import FinesslError
+from finessl.inference.graph import INPUT
+from finessl.registry import nearest
+
+BATCH = 32
+
+
+def require(extra: str) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise FinesslError(f"ONNX needs {error.name}: pip install 'finessl[{extra}]'.") from error
+
+
+def open_session(file: Path, provider: str | None = None) -> Any:
+    """A session on the CPU, or on the named execution provider ("CUDA" for CUDAExecutionProvider)."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise FinesslError("ONNX Runtime is missing: pip install 'finessl[export]'.") from error
+    known = onnxruntime.get_available_providers()
+    name = "CPU" if provider is None else provider
+    name = name if name.endswith("ExecutionProvider") else f"{name}ExecutionProvider"
+    if name not in known:
+        raise FinesslError(
+            f"this onnxruntime has no {name}{nearest(name, known) or ';'} it has {', '.join(known)}. For an NVIDIA GPU "
+            "install onnxruntime-gpu."
+        )
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+        settings.intra_op_num_threads = int(os.environ["OMP_NUM_THREADS"])
+    try:
+        return onnxruntime.InferenceSession(str(file), settings, providers=[name])
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise FinesslError(f"{file} cannot be opened by onnxruntime {onnxruntime.__version__}: {error}") from error
+
+
+class OnnxClassifier:
+    """The classifier in an onnx export: `classes`, `image_size`, `predict_proba`, `embed`."""
+
+    def __init__(self, folder: str | Path, provider: str | None = None) -> None:
+        file = Path(folder) / "model.onnx"
+        if not file.is_file():
+            raise FinesslError(f"{folder} holds no model.onnx; make it with finessl export RUN --format onnx.")
+        self.session = open_session(file, provider)
+        try:
+            about = json.loads(self.session.get_modelmeta().custom_metadata_map["finessl"])
+            self.classes: list[str] = about["classes"]
+            self.image_size: int = about["image_size"]
+        except (KeyError, ValueError, TypeError) as error:
+            raise FinesslError(f"{file} was not written by finessl export: it has no such metadata.") from error
+
+    def predict_proba(self, images: ImageLike | Sequence[ImageLike]) -> np.ndarray:
+        """Probabilities [n, classes], in the order of `.classes`."""
+        return self._run(images, "probabilities")
+
+    def embed(self, images: ImageLike | Sequence[ImageLike]) -> np.ndarray:
+        return self._run(images, "embedding")
+
+    def _run(self, images: ImageLike | Sequence[ImageLike], output: str) -> np.ndarray:
+        found = [
+            self.session.run([output], {INPUT: pixels})[0]
+            for pixels in batches(as_list(images), self.image_size, BATCH)
+        ]
+        return np.concatenate(found) if found else np.empty((0, len(self.classes)), np.float32)

@@ -1,0 +1,1 @@
+"""Programs that are copied next to an export. They need no finessl."""

@@ -1,0 +1,40 @@
+"""Classes of image files with model.pt2: python predict.py IMAGE…   (needs numpy, pillow and torch)"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+extra = {"finessl.json": ""}
+model = torch.export.load(Path(__file__).with_name("model.pt2"), extra_files=extra).module()
+about = json.loads(extra["finessl.json"])
+SIZE, BILINEAR = about["image_size"], Image.Resampling.BILINEAR
+
+
+def read(path):
+    """uint8 [SIZE, SIZE, 3]: upright, on white, squashed to a square; a large JPEG is first reduced by its decoder."""
+    with Image.open(path) as file:
+        stored, draft = file.size, file.draft(None, (2 * SIZE, 2 * SIZE))
+        reduced = file.resize((SIZE, SIZE), BILINEAR, draft[1]) if draft and file.size != stored else file
+        image = ImageOps.exif_transpose(reduced)
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return np.asarray(image.convert("RGB").resize((SIZE, SIZE), BILINEAR))
+
+
+@torch.no_grad()
+def predict(paths):
+    """probabilities [n, classes], logits [n, classes], embedding [n, dim]"""
+    return [output.numpy() for output in model(torch.from_numpy(np.stack([read(path) for path in paths])))]
+
+
+if __name__ == "__main__":
+    for path in sys.argv[1:]:
+        probabilities = predict([path])[0][0]
+        print(path, about["classes"][probabilities.argmax()], f"{probabilities.max():.4f}", sep="\t")

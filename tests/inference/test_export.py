@@ -1,0 +1,231 @@
+"""Exports give the answers of their run, without finessl, or are not written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import finessl
+from finessl.cli import app
+from finessl.errors import FinesslError
+from finessl.inference import export as exporting
+from finessl.inference.agreement import Agreement, Gate
+from finessl.inference.export import export_run
+from finessl.inference.onnx_session import OnnxClassifier, open_session
+
+from .conftest import MakeRun
+
+pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
+pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
+
+
+@pytest.fixture(scope="module")
+def onnx_folder(make_run: MakeRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """vpt-deep with the cosine head: what timm cannot hold. With a temperature, and class names of every kind."""
+    run = tmp_path_factory.mktemp("odd") / "run"
+    shutil.copytree(make_run("vpt-deep", "cosine"), run)
+    file = run / "classifier" / "classifier.json"
+    description = json.loads(file.read_text(encoding="utf-8"))
+    description |= {"classes": ['"ä", =1+1', "line\nbreak <b>", "日本"], "temperature": 2.0}
+    file.write_text(json.dumps(description), encoding="utf-8")
+    out = run.parent / "onnx"
+    app(["export", str(run), "--out", str(out)], standalone_mode=False)
+    return out
+
+
+def load_script(folder: Path) -> ModuleType:
+    module = ModuleType("exported")
+    module.__file__ = str(folder / "predict.py")
+    exec(compile((folder / "predict.py").read_text(), module.__file__, "exec"), module.__dict__)
+    return module
+
+
+def odd_images(folder: Path) -> list[Path]:
+    """A large JPEG that the decoder reduces, a rotated one, transparency, 16 bits, a palette, grey, tiny."""
+    rng = np.random.default_rng(0)
+    noise = np.kron(rng.integers(0, 256, (20, 30, 3), np.uint8), np.ones((16, 16, 1), np.uint8))
+    image = Image.fromarray(noise)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(folder / "large.jpg")
+    image.save(folder / "rotated.jpg", exif=exif)
+    image.resize((40, 30)).save(folder / "rotated.png", exif=exif)
+    alpha = Image.fromarray(rng.integers(0, 256, (40, 50, 4), np.uint8))
+    alpha.save(folder / "alpha.png")
+    image.resize((50, 30)).convert("P").save(folder / "palette.png", transparency=3)
+    Image.fromarray(rng.integers(0, 65536, (40, 40)).astype(np.uint16)).save(folder / "deep.png")
+    image.convert("L").resize((20, 10)).save(folder / "grey.png")
+    return sorted(folder.iterdir())
+
+
+def test_onnx_answers_like_its_run(onnx_folder: Path, tmp_path: Path) -> None:
+    run = onnx_folder.parent / "run"
+    files = odd_images(tmp_path)
+    classifier = finessl.load(run, device="cpu", precision="fp32")
+    probabilities, logits, embedding = load_script(onnx_folder).predict(files)
+    np.testing.assert_allclose(logits, classifier.logits(files), atol=1e-4)
+    np.testing.assert_allclose(probabilities, classifier.predict_proba(files), atol=1e-5)
+    np.testing.assert_allclose(embedding, classifier.embed(files), atol=1e-4)
+    np.testing.assert_allclose(OnnxClassifier(onnx_folder).predict_proba(files), probabilities, atol=1e-6)
+    hot = torch.from_numpy(logits).softmax(1).numpy()
+    assert np.abs(hot - probabilities).max() > 1e-3, "the temperature is applied"
+
+
+def test_onnx_takes_any_batch(onnx_folder: Path) -> None:
+    session = open_session(onnx_folder / "model.onnx")
+    for batch in (1, 2, 7, 33):
+        outputs = session.run(None, {"images": np.zeros((batch, 32, 32, 3), np.uint8)})
+        assert [output.shape for output in outputs] == [(batch, 3), (batch, 3), (batch, 48)]
+
+
+def test_export_says_what_it_is(onnx_folder: Path) -> None:
+    about = json.loads((onnx_folder / "export.json").read_text())
+    assert about["classes"] == ['"ä", =1+1', "line\nbreak <b>", "日本"]
+    assert about["check"]["agreement"] == 1.0 and about["check"]["images"] == 24
+    assert about["check"]["max_logit_difference"] < 1e-3 and about["check"]["source"].startswith("test images of")
+    inside = json.loads(open_session(onnx_folder / "model.onnx").get_modelmeta().custom_metadata_map["finessl"])
+    assert inside["classes"] == about["classes"] and inside["image_size"] == 32 and "squash" in inside["resize"]
+    assert {path.name for path in onnx_folder.iterdir()} == {"model.onnx", "predict.py", "export.json"}
+
+
+def test_script_needs_no_finessl(onnx_folder: Path, shapes: Path) -> None:
+    image = shapes / "test" / "down" / "00.png"
+    code = "import sys; sys.modules['finessl'] = sys.modules['torch'] = None\nimport runpy\n"
+    code += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", code, str(onnx_folder / "predict.py"), str(image)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{image}\t")
+    assert len((onnx_folder / "predict.py").read_text().splitlines()) <= 45
+
+
+def test_pt2_answers_like_its_run(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("adaptformer", "cosine")
+    found = export_run(run, tmp_path / "pt2", format="pt2")
+    assert found.agreement == 1.0 and found.max_logit_difference < 1e-4
+    images = tmp_path / "images"
+    images.mkdir()
+    files = odd_images(images)
+    probabilities, _, _ = load_script(tmp_path / "pt2").predict(files)
+    classifier = finessl.load(run, device="cpu", precision="fp32")
+    np.testing.assert_allclose(probabilities, classifier.predict_proba(files), atol=1e-5)
+
+
+@pytest.mark.parametrize("tuning", ["lora", "ssf", "bitfit", "norm", "full"])
+def test_timm_loads_the_merged_model(tuning: str, make_run: MakeRun, shapes: Path, tmp_path: Path) -> None:
+    run = make_run(tuning)
+    found = export_run(run, tmp_path / "timm", format="timm")
+    assert found.agreement == 1.0 and found.max_logit_difference < 1e-4
+    model = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+    assert model.pretrained_cfg["label_names"] == ["across", "diagonal", "down"]
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    file = shapes / "test" / "down" / "00.png"
+    with torch.no_grad():
+        logits = model(transform(Image.open(file).convert("RGB")).unsqueeze(0)).numpy()
+    classifier = finessl.load(run, device="cpu", precision="fp32")
+    np.testing.assert_allclose(logits, classifier.logits(file), atol=1e-4)
+    card = (tmp_path / "timm" / "README.md").read_text()
+    assert card.startswith("---\ntags:\n") and "library_name: timm" in card
+
+
+@pytest.mark.parametrize(
+    ("tuning", "head", "reason"),
+    [
+        ("vpt-deep", "linear", "cannot be merged"),
+        ("adaptformer", "linear", "cannot be merged"),
+        ("lora", "cosine", "length"),
+    ],
+)
+def test_timm_refuses_what_it_cannot_hold(
+    tuning: str, head: str, reason: str, make_run: MakeRun, tmp_path: Path
+) -> None:
+    with pytest.raises(FinesslError, match=f"{reason}.*--format onnx or pt2"):
+        export_run(make_run(tuning, head), tmp_path / "timm", format="timm")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disagreement_writes_nothing(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "compare", lambda *_: Agreement(24, "test images", 0.5, 0.9))
+    with pytest.raises(FinesslError, match="nothing was written.*90.00%"):
+        export_run(make_run(), tmp_path / "timm", format="timm")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(make_run: MakeRun, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name in ("full", "file"):
+        with pytest.raises(FinesslError, match="exists already"):
+            export_run(make_run(), tmp_path / name, format="timm")
+    assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
+
+
+def test_unknown_choices_are_named(make_run: MakeRun, tmp_path: Path) -> None:
+    with pytest.raises(FinesslError, match="onnx"):
+        export_run(make_run(), tmp_path / "x", format="onxn")
+    with pytest.raises(FinesslError, match="fp16"):
+        export_run(make_run(), tmp_path / "x", precision="fp61")
+    with pytest.raises(FinesslError, match="--format onnx"):
+        export_run(make_run(), tmp_path / "x", format="timm", precision="int8")
+    with pytest.raises(FinesslError, match="opsets 18 to"):
+        export_run(make_run(), tmp_path / "x", opset=7)
+    with pytest.raises(FinesslError, match="CPUExecutionProvider"):
+        open_session(tmp_path / "model.onnx", "Nonexistent")
+
+
+def test_unfinished_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text("")
+    with pytest.raises(FinesslError, match="not finished"):
+        export_run(tmp_path / "run", tmp_path / "out")
+
+
+def test_full_disk_is_one_sentence(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exporting, "write_json", full)
+    with pytest.raises(FinesslError, match="No space left on device"):
+        export_run(make_run(), tmp_path / "timm", format="timm")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sample_stands_in_for_lost_data(make_run: MakeRun, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(make_run(), run)
+    recipe = run / "recipe.toml"
+    recipe.write_text(re.sub(r"(?m)^source = .*", 'source = "/nowhere"', recipe.read_text()))
+    assert export_run(run, tmp_path / "timm", format="timm").source == "images of the sample"
+
+
+def test_gate() -> None:
+    gate = Gate(1e-3, 0.995)
+    assert Agreement(10, "", 1e-4, 1.0).passes(gate)
+    assert not Agreement(10, "", 1e-2, 1.0).passes(gate)
+    assert not Agreement(10, "", 0.0, 0.9).passes(gate)
+    assert not Agreement(10, "", float("nan"), 1.0).passes(gate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_small_precisions_pass_their_gate(precision: str, make_run: MakeRun, tmp_path: Path) -> None:
+    try:
+        found = export_run(make_run("linear"), tmp_path / "out", precision=precision)
+    except FinesslError as error:
+        assert "does not agree" in str(error) and list(tmp_path.iterdir()) == []
+        return
+    assert found.agreement >= 0.98 and OnnxClassifier(tmp_path / "out").classes == ["across", "diagonal", "down"]
+    about = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert about["precision"] == precision and ("calibration" in about) == (precision == "int8")
