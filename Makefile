@@ -1,11 +1,15 @@
-# make demo | make test | make lint: each sets itself up on a fresh machine (Python 3.11 or newer is all it needs).
+# Each target sets itself up on a fresh machine; Python 3.11 or newer is all it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: install demo test lint clean
-install: $(VENV)/.installed
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint docs clean
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-10s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+install: $(VENV)/.installed  ## create .venv with the package and what the tests need
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -13,16 +17,23 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-demo: install
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
+demo: install  ## train on sample images with 4 labels per class, on the CPU (two to four minutes)
 	$(BIN)/finessl demo
 
-test: install
+test: install  ## run every test on the CPU; JOBS=2 is the number of processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-lint: install
+lint: install  ## check code and types: ruff, mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+docs: $(VENV)/.docs  ## build the documentation as a website in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+clean:  ## remove .venv, runs, site and caches
+	rm -rf $(VENV) runs site .pytest_cache .mypy_cache .ruff_cache
