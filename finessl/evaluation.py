@@ -220,12 +220,21 @@ def reader(images: Images, size: int) -> Callable[[int], np.ndarray | ImageError
 
 
 def predict_images(
-    classifier: Classifier, images: Images, progress: Callable[[int, int], None] | None = None
-) -> Iterator[tuple[np.ndarray, np.ndarray, list[tuple[int, str]]]]:
-    """Batches of (positions, probabilities, broken): the next batch is decoded while the model works."""
+    classifier: Classifier,
+    images: Images,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    answer: Callable[[list[np.ndarray]], Any] | None = None,
+    threads: int | None = None,
+) -> Iterator[tuple[np.ndarray, Any, list[tuple[int, str]]]]:
+    """Batches of (positions, probabilities, broken): the next batch is decoded while the model works.
+
+    `answer`: what to compute of a batch instead of probabilities. `threads`: for decoding, by default one per core.
+    """
     read = reader(images, classifier.image_size)
+    answer = answer or classifier.predict_proba
     classifier.expect(len(images))
-    with ThreadPoolExecutor(usable_cores()) as pool:
+    with ThreadPoolExecutor(threads or usable_cores()) as pool:
         starts = list(range(0, len(images), BATCH))
         ahead = [pool.submit(read, i) for i in range(min(BATCH, len(images)))]
         for start in starts:
@@ -235,6 +244,6 @@ def predict_images(
             good = [(start + i, image) for i, image in enumerate(loaded) if isinstance(image, np.ndarray)]
             broken = [(start + i, str(error)) for i, error in enumerate(loaded) if isinstance(error, ImageError)]
             positions = np.array([i for i, _ in good], np.int64)
-            yield positions, classifier.predict_proba([image for _, image in good]), broken
+            yield positions, answer([image for _, image in good]), broken
             if progress is not None:
                 progress(start + len(loaded), len(images))

@@ -8,8 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from finessl.data.images import EXTENSIONS, UNREAD, FileImages, pillow_warnings,
 from finessl.data.paths import PathTable
 from finessl.errors import FinesslError
 from finessl.evaluation import predict_images
-from finessl.training.rundir import write_atomically, writing
+from finessl.files import replacing, write_arrays, write_atomically, writing
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq")
 FORMATS = (".csv", ".json", ".jsonl", ".parquet")
+EMBEDDINGS = (".npz", ".parquet")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes text that begins with these for a formula
 
 
@@ -35,6 +37,8 @@ class Predictions:
     rows: list[list[Any]] = field(default_factory=list)
     broken: list[tuple[str, str]] = field(default_factory=list)  # (path, reason): files and folders that cannot be read
     notes: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    embeddings: np.ndarray | None = None  # [rows, dim], where asked for
 
 
 def predict_files(
@@ -42,13 +46,15 @@ def predict_files(
     paths: list[Path],
     *,
     top: int = 1,
+    embed: bool = False,
     weights: str | None = None,
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> Predictions:
     """The `top` most probable classes of all image files that are named, found in folders or listed in tables.
 
-    Files that cannot be read are listed in `broken`. Where that is all of them, an error says so.
+    `embed` adds the tuned backbone's features. Files that cannot be read are listed in `broken`. Where that is all of
+    them, an error says so.
     """
     files, broken = find_files(paths)
     classifier = load(run, weights=weights, device=device)
@@ -56,8 +62,14 @@ def predict_files(
     ranks = ["", *map(str, range(2, top + 1))]
     found = Predictions(["path", *(f"{name}{rank}" for rank in ranks for name in ("label", "confidence"))], [], broken)
     images = FileImages(Path(), PathTable.of([file.as_posix() for file in files], [0] * len(files)))
+    found.classes = classifier.classes
+    features: list[np.ndarray] = []
+    compute = classifier.predict_and_embed if embed else classifier.predict_proba
     with pillow_warnings() as warned:
-        for positions, probabilities, failures in predict_images(classifier, images, progress):
+        for positions, answer, failures in predict_images(classifier, images, progress, answer=compute):
+            probabilities = answer[0] if embed else answer
+            if embed:
+                features.append(answer[1])
             order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
             for position, row, best in zip(positions, probabilities, order, strict=True):
                 answers = [value for k in best for value in (classifier.classes[k], round(float(row[k]), 6))]
@@ -67,7 +79,27 @@ def predict_files(
         found.notes.append(warnings_note(warned))
     if not found.rows:
         raise FinesslError(f"nothing was predicted: {broken_files(found.broken)}")
+    if embed:
+        found.embeddings = np.concatenate(features)
     return found
+
+
+def abstain(found: Predictions, min_confidence: float | None = None, coverage: float | None = None) -> int:
+    """Take back the label of images that are not sure enough; the number that keep theirs.
+
+    min_confidence: the lowest confidence of an answer.   coverage: the share of images to answer, the most confident
+    first. A column `guess` keeps the most probable class of every image.
+    """
+    confidence = np.array([row[2] for row in found.rows])
+    sure = np.ones(len(confidence), bool) if min_confidence is None else confidence >= min_confidence
+    if coverage is not None:
+        first = np.argsort(-confidence, kind="stable")[: math.ceil(coverage * len(confidence))]
+        sure &= np.isin(np.arange(len(confidence)), first)
+    found.columns.append("guess")
+    for row, keep in zip(found.rows, sure, strict=True):
+        row.append(row[1])
+        row[1] = row[1] if keep else None
+    return int(sure.sum())
 
 
 def find_files(paths: list[Path]) -> tuple[list[Path], list[tuple[str, str]]]:
@@ -116,17 +148,17 @@ def table_files(table: Path) -> list[Path]:
 # ---- output ---------------------------------------------------------------------------------------------------------
 
 
-def check_output(out: Path) -> None:
+def check_output(out: Path, formats: Sequence[str] = FORMATS, option: str = "--out") -> None:
     """Refuse what cannot be written, before any work."""
-    if out.suffix.lower() not in FORMATS:
-        raise FinesslError(f"--out {out}: the suffix chooses the form of the output; use {', '.join(FORMATS)}.")
+    if out.suffix.lower() not in formats:
+        raise FinesslError(f"{option} {out}: the suffix chooses the form of the output; use {', '.join(formats)}.")
     if out.is_dir():
-        raise FinesslError(f"--out {out} is a folder; name a file.")
+        raise FinesslError(f"{option} {out} is a folder; name a file.")
     if out.suffix.lower() == ".parquet":
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError as error:
-            raise FinesslError(f"--out {out}: Parquet needs pyarrow: pip install 'finessl[tables]'.") from error
+            raise FinesslError(f"{option} {out}: Parquet needs pyarrow: pip install 'finessl[tables]'.") from error
 
 
 def write_predictions(found: Predictions, out: Path, *, excel: bool = False) -> None:
@@ -145,7 +177,7 @@ def as_csv(found: Predictions, excel: bool = False) -> bytes:
     writer = csv.writer(text)
     writer.writerow(found.columns)
     for row in found.rows:
-        cells = [f"{value:.4f}" if isinstance(value, float) else value for value in row]
+        cells = [f"{value:.4f}" if isinstance(value, float) else value or "" for value in row]
         writer.writerow([f"'{c}" if excel and c.startswith(FORMULA) else c for c in cells])
     return encoded(text.getvalue(), "utf-8-sig" if excel else "utf-8")
 
@@ -167,6 +199,24 @@ def as_parquet(found: Predictions) -> bytes:
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(table, sink)
     return sink.getvalue().to_pybytes()
+
+
+def write_embeddings(found: Predictions, out: Path) -> None:
+    """.npz with the arrays path and embedding, or .parquet with the columns path and embedding; the rows of `found`."""
+    assert found.embeddings is not None
+    paths = [encoded(row[0]).decode() for row in found.rows]
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.suffix.lower() == ".npz":
+            write_arrays(out, {"path": np.array(paths), "embedding": found.embeddings})
+            return
+        import pyarrow
+        from pyarrow import parquet
+
+        values = pyarrow.array(found.embeddings.ravel(), pyarrow.float32())
+        lists = pyarrow.FixedSizeListArray.from_arrays(values, found.embeddings.shape[1])
+        with replacing(out) as partial:
+            parquet.write_table(pyarrow.table({"path": paths, "embedding": lists}), partial)
 
 
 def records(found: Predictions) -> list[dict[str, Any]]:

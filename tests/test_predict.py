@@ -10,8 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import finessl
 from finessl import prediction
 from finessl.cli import app
 from finessl.errors import FinesslError
@@ -165,3 +167,53 @@ def test_a_folder_given_to_the_classifier(tiny_run: Path, photos: Path) -> None:
     (photos / "cut.jpg").write_bytes(b"not a picture")
     with pytest.raises(FinesslError, match="cut.jpg: not an image"):
         classifier.predict([photos / "0.png", photos / "cut.jpg"])
+
+
+def test_abstention_leaves_the_label_empty() -> None:
+    def made() -> Predictions:
+        confidences = [0.9, 0.5, 0.7, 0.7]
+        return Predictions(["path", "label", "confidence"], [[f"{i}", "a", c] for i, c in enumerate(confidences)])
+
+    found = made()
+    assert prediction.abstain(found, min_confidence=0.7) == 3
+    assert found.columns[-1] == "guess" and [row[1] for row in found.rows] == ["a", None, "a", "a"]
+    assert [row[-1] for row in found.rows] == ["a"] * 4
+    assert as_csv(found).splitlines()[2] == b"1,,0.5000,a"
+    found = made()
+    assert prediction.abstain(found, coverage=0.5) == 2, "ties do not raise the coverage"
+    assert [row[1] for row in found.rows] == ["a", None, "a", None]
+    assert prediction.abstain(made(), min_confidence=0.8, coverage=1.0) == 1
+    assert prediction.abstain(made(), coverage=0.0) == 0
+
+
+def test_unsure_images_are_sorted_apart(tiny_run: Path, photos: Path, tmp_path: Path, capsys: Capture) -> None:
+    target = tmp_path / "sorted"
+    command = (tiny_run, photos, "--coverage", "0.34", "--sort-into", target, "--out", tmp_path / "out.json")
+    predict(*command)
+    listed = json.loads((tmp_path / "out.json").read_text())
+    places = {path.name: path.parent.name for path in target.rglob("*.png")}
+    assert places == {Path(row["path"]).name: row["label"] or "unsure" for row in listed}
+    assert sorted(places.values()).count("unsure") == 1 and "labeled 2 of 3 images" in capsys.readouterr().err
+    predict(*command)
+    assert "0 images added" in capsys.readouterr().err, "the same command again adds nothing"
+    assert len(list(target.rglob("*.png"))) == 3
+    with pytest.raises(FinesslError, match="is inside"):
+        predict(tiny_run, photos, "--sort-into", photos / "sorted")
+    with pytest.raises(FinesslError, match="add --sort-into"):
+        predict(tiny_run, photos, "--link")
+
+
+def test_embeddings_belong_to_the_rows(tiny_run: Path, photos: Path, tmp_path: Path, capsys: Capture) -> None:
+    from pyarrow import parquet
+
+    (photos / "broken.png").write_bytes(b"not a picture")
+    predict(tiny_run, photos, "--embeddings", tmp_path / "e.npz", "--out", tmp_path / "out.json")
+    predict(tiny_run, photos, "--embeddings", tmp_path / "e.parquet")
+    arrays = np.load(tmp_path / "e.npz")
+    assert arrays["path"].tolist() == [row["path"] for row in json.loads((tmp_path / "out.json").read_text())]
+    wanted = finessl.load(tiny_run, device="cpu").embed([photos / f"{i}.png" for i in range(3)])
+    np.testing.assert_allclose(arrays["embedding"], wanted, rtol=1e-3, atol=1e-3)
+    table = parquet.read_table(tmp_path / "e.parquet").to_pydict()
+    np.testing.assert_array_equal(np.array(table["embedding"], np.float32), arrays["embedding"])
+    with pytest.raises(FinesslError, match="use .npz, .parquet"):
+        predict(tiny_run, photos, "--embeddings", tmp_path / "e.csv")

@@ -28,30 +28,66 @@ def predict(
             "--excel", help="CSV for Excel: a UTF-8 byte order mark, and an apostrophe before text like a formula."
         ),
     ] = False,
+    min_confidence: Annotated[
+        float | None,
+        typer.Option(help="Leave the label empty below this confidence, 0 to 1.", min=0, max=1, metavar="P"),
+    ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            help="Label this share of the images, the most confident first, 0 to 1.", min=0, max=1, metavar="C"
+        ),
+    ] = None,
+    sort_into: Annotated[
+        Path | None,
+        typer.Option(help="Copy the images to DIR/<label>, those without a label to DIR/unsure.", metavar="DIR"),
+    ] = None,
+    link: Annotated[bool, typer.Option("--link", help="With --sort-into: symbolic links instead of copies.")] = False,
+    embeddings: Annotated[
+        Path | None, typer.Option(help="Also write the tuned backbone's features: .npz or .parquet.", metavar="FILE")
+    ] = None,
     weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
     """Predict the classes of new images.
 
     Writes path, label and confidence for each image. Files that cannot be read are named and left out. The exit status
-    is 1 if no image could be read.
+    is 1 if no image could be read. With --min-confidence or --coverage the label may be empty; a column guess then holds
+    the most likely class of every image.
     """
     import sys
 
     from finessl.data.dataset import count_of
     from finessl.errors import FinesslError
-    from finessl.prediction import as_csv, check_output, predict_files, write_predictions
+    from finessl.inference.sorting import check_target
+    from finessl.inference.sorting import sort_into as sort_images
+    from finessl.prediction import (
+        EMBEDDINGS,
+        abstain,
+        as_csv,
+        check_output,
+        predict_files,
+        write_embeddings,
+        write_predictions,
+    )
     from finessl.training.progress import Display
 
     if out is not None:
         check_output(out)
     if excel and out is not None and out.suffix.lower() != ".csv":
         raise FinesslError(f"--excel is for CSV; --out {out} is not.")
+    if embeddings is not None:
+        check_output(embeddings, EMBEDDINGS, "--embeddings")
+    if sort_into is not None:
+        check_target(sort_into, images)
+    elif link:
+        raise FinesslError("--link says how --sort-into puts images into folders; add --sort-into DIR.")
     with Display() as display:
         found = predict_files(
             run,
             images,
             top=top,
+            embed=embeddings is not None,
             weights=weights,
             device=device,
             progress=lambda done, total: display.update("predicting", done, total),
@@ -60,6 +96,16 @@ def predict(
         print(f"finessl: skipped {path}: {reason}", file=sys.stderr)
     for note in found.notes:
         print(f"finessl: {note}", file=sys.stderr)
+    if min_confidence is not None or coverage is not None:
+        sure = abstain(found, min_confidence, coverage)
+        print(
+            f"labeled {sure:,} of {count_of(len(found.rows), 'image')} ({sure / len(found.rows):.1%})", file=sys.stderr
+        )
+    if embeddings is not None:
+        write_embeddings(found, embeddings)
+    if sort_into is not None:
+        added = sort_images(sort_into, [(row[0], row[1]) for row in found.rows], found.classes, link=link)
+        print(f"{sort_into}: {count_of(added, 'image')} added", file=sys.stderr)
     if out is None:
         text = as_csv(found, excel).decode()
         sys.stdout.write(text.replace("\r\n", "\n"))

@@ -1,0 +1,90 @@
+"""`finessl predict --sort-into DIR`: images into one folder per predicted class, without overwriting anything."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from finessl.errors import FinesslError
+from finessl.files import writing
+
+UNSURE = "unsure"
+
+
+def check_target(target: Path, inputs: Iterable[Path]) -> None:
+    """Refuse a folder inside the images: the next prediction would find the copies."""
+    resolved = target.resolve()
+    for path in inputs:
+        if path.is_dir() and resolved.is_relative_to(path.resolve()):
+            raise FinesslError(
+                f"--sort-into {target} is inside {path}, whose images are sorted; choose another folder."
+            )
+
+
+def folder_names(classes: Sequence[str]) -> dict[str, str]:
+    """Class → name of its folder: the class itself, unless a file system cannot hold it or two would be one."""
+    names: dict[str, str] = {}
+    taken = {UNSURE}
+    for label in classes:
+        name = "".join("_" if c in "/\\\0" else c for c in label).strip() or "_"
+        name = f"_{name}" if name.startswith(".") else name
+        names[label] = free_name(name, taken)
+        taken.add(names[label].casefold())
+    return names
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    number = 1
+    candidate = name
+    while candidate.casefold() in taken:  # some file systems do not tell upper from lower case
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
+
+
+def sort_into(
+    target: Path, rows: Iterable[tuple[str, str | None]], classes: Sequence[str], *, link: bool = False
+) -> int:
+    """Copy (or `link`) each (image file, label) into TARGET/<label>, those without a label into TARGET/unsure.
+
+    A file of the same name stays as it is and the new one gets a number, unless an earlier run has put the same image
+    there. The result counts the images that were added.
+    """
+    names, made, added = folder_names(classes), set[Path](), 0
+    with writing(target):
+        for path, label in rows:
+            source = Path(path)
+            folder = target / (UNSURE if label is None else names[label])
+            folder.mkdir(parents=True, exist_ok=True)
+            number, place = 1, folder / source.name
+            while os.path.lexists(place) and (place in made or not same(source, place)):
+                number += 1
+                place = folder / f"{source.stem}_{number}{source.suffix}"
+            made.add(place)
+            if not os.path.lexists(place):
+                put(source, place, link)
+                added += 1
+    return added
+
+
+def same(source: Path, place: Path) -> bool:
+    try:
+        return place.samefile(source) or filecmp.cmp(source, place, shallow=False)
+    except OSError:  # a link whose file is gone
+        return False
+
+
+def put(source: Path, place: Path, link: bool) -> None:
+    if link:
+        place.symlink_to(source.resolve())
+        return
+    try:
+        with open(source, "rb") as read, open(place, "xb") as write:
+            shutil.copyfileobj(read, write)
+        shutil.copystat(source, place)
+    except OSError:
+        place.unlink(missing_ok=True)
+        raise
