@@ -70,6 +70,8 @@ def full(path: Path) -> bool:
 def replacing(path: Path) -> Iterator[Path]:
     """A new file to write to. It takes the place of `path` when the block ends and is on the disk by then, also when
     the power fails; if the block raises, nothing is left of it."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # a rename would destroy the device
+        raise FinesslError(f"cannot write to {path}: it is a device or a pipe; name a file.")
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial

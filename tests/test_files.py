@@ -118,3 +118,10 @@ def test_arrays_take_no_more_memory_than_they_have_bytes(tmp_path: Path) -> None
     np.savez(tmp_path / "b.npz", x=np.array([print], object))
     with pytest.raises(DamagedFile, match="holds Python objects"):
         read_arrays(tmp_path / "b.npz")
+
+
+def test_devices_and_pipes_are_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FinesslError, match="a device or a pipe"):
+        write_atomically(tmp_path / "pipe", "text")
+    assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 1
