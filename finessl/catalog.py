@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Iterator
 
-from finessl.recipe import Recipe, read_toml, recipe_folder
-from finessl.registry import Registry, check_options, options_of
+from finessl.options import describe, options_of
+from finessl.recipe import read_toml, recipe_folder
+from finessl.registry import Registry
 
 REGISTRIES = {
     "methods": "finessl.methods:METHODS",
@@ -23,25 +23,6 @@ REGISTRIES = {
 def registry(kind: str) -> Registry:
     module, attribute = REGISTRIES[kind].split(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-def check_choices(recipe: Recipe) -> None:
-    """A FinesslError for a name that nothing has, or an option that the named thing does not take: before a grid of runs
-    starts, where `Recipe` itself knows the sections' fields only."""
-    from finessl.models.backbones import check_name
-    from finessl.models.build import START
-    from finessl.models.tuning import create
-
-    head = {name: value for name, value in recipe.head.options.items() if name not in START}
-    check_options("method", recipe.method.name, registry("methods")[recipe.method.name], recipe.method.options)
-    check_options("head", recipe.head.name, registry("heads")[recipe.head.name], head)
-    if recipe.split.name != "auto" and not recipe.split.name.endswith(".json"):
-        drawn = {name: value for name, value in recipe.split.options.items() if name != "seed"}
-        check_options("split", recipe.split.name, registry("splits")[recipe.split.name], drawn)
-    for kind, name in (("weak-views", recipe.data.weak), ("strong-views", recipe.data.strong)):
-        registry(kind)[name]
-    create(recipe.tuning.name, recipe.tuning.options)
-    check_name(recipe.model.backbone)
 
 
 def entries(kind: str, with_options: bool = False) -> Iterator[tuple[str, str, list[str]]]:
@@ -60,9 +41,4 @@ def entries(kind: str, with_options: bool = False) -> Iterator[tuple[str, str, l
         these = registry(kind)
         for name in these.names():
             options = options_of(these[name]) if with_options else {}
-            yield name, these.summary(name), [describe(o) for o in options.values() if o.name != "progress"]
-
-
-def describe(option: inspect.Parameter) -> str:
-    annotation = option.annotation if isinstance(option.annotation, str) else getattr(option.annotation, "__name__", "")
-    return f"{option.name} = {option.default!r}  ({annotation})"
+            yield name, these.summary(name), [describe(these[name], option) for option in options]

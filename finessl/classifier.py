@@ -71,6 +71,7 @@ class Description(TypedDict):
     weights: str | None
     weights_sha256: NotRequired[str]  # older classifiers do not have it
     pretrained: bool
+    seed: NotRequired[Annotated[int, Field(ge=0)]]  # of weights that were drawn; older classifiers: 0
     tuning: Part
     head: Part
     aux: Literal["detached", "attached"] | None
@@ -98,6 +99,7 @@ def export_classifier(folder: Path, experiment: Experiment) -> None:
             "weights": recipe.model.weights,
             "weights_sha256": experiment.weights_sha256,
             "pretrained": recipe.model.pretrained,
+            "seed": recipe.seed,
             "tuning": {"name": recipe.tuning.name, **recipe.tuning.options},
             "head": {"name": head.name, **head.options},
             "aux": experiment.method.aux,
@@ -152,6 +154,7 @@ def load(
         weights=file,
         image_size=description["image_size"],
         pretrained=description["pretrained"],
+        seed=description.get("seed", 0),
     )
     wanted = description.get("weights_sha256")
     if wanted is not None and backbone.pretrained and backbone.sha256() != wanted:

@@ -17,7 +17,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from finessl.errors import FinesslError
-from finessl.recipe import Recipe, merge
+from finessl.recipe import Recipe, override
 from finessl.tabulate import Tabulated, as_csv
 from finessl.training.rundir import RunDirectory, write_atomically, writing
 
@@ -67,22 +67,22 @@ class Row:
 # ---- the grid -------------------------------------------------------------------------------------------------------
 
 
-def make_cells(recipe: Recipe, axes: Mapping[str, Sequence[Any]], out: Path) -> list[Cell]:
-    """The product of the axes over the recipe."""
+def make_cells(
+    recipe: Recipe, axes: Mapping[str, Sequence[Any]], out: Path, settings: Mapping[str, Any] | None = None
+) -> list[Cell]:
+    """The product of the axes over the recipe. `settings` hold for every cell, also where an axis names its method."""
     cells = []
     for values in itertools.product(*axes.values()):
         place = dict(zip(axes, values, strict=True))
         name = ",".join(f"{short(axis)}={plain(value)}" for axis, value in place.items())
-        cells.append(Cell(place, overlay(recipe, place), RunDirectory(out / name)))
+        cells.append(Cell(place, overlay(recipe, {**(settings or {}), **place}), RunDirectory(out / name)))
     return cells
 
 
 def overlay(recipe: Recipe, place: Mapping[str, Any]) -> Recipe:
     """The recipe at a place. Names first: another method drops the old one's options, which other axes may then set."""
     tree = recipe.tree()
-    for axis, value in sorted(place.items(), key=lambda item: not item[0].endswith(".name")):
-        section, _, name = axis.partition(".")
-        merge(tree, {section: {name: value}} if name else {section: value}, f"axis {axis}")
+    override(tree, place, "axis")
     return Recipe.from_tree(tree)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import finessl
 from finessl.cli import app
 from finessl.errors import FinesslError
 
@@ -143,7 +144,42 @@ def test_mistakes_in_the_options(shapes: Path, tmp_path: Path) -> None:
     fails("unknown backbone", "--backbone", "vit_tinny_patch16_224")
     fails("no weights file at nowhere", "--weights", "nowhere.safetensors")
     fails("device 'cuda:99' cannot be used", "--device", "cuda:99")
-    fails("should be at least 1", "--steps", "0")
+    fails("train.steps = 0 should be an integer", "--steps", "0")
+    for device in ("meta", "hpu", "privateuseone", "nonsense"):
+        fails(f"device '{device}' cannot", "--device", device)
+    for seconds in ("nan", "inf", "-1"):
+        fails("checkpoint-seconds", "--checkpoint-seconds", seconds)
+    fails("eval-every", "--eval-every", "-1")
+    for value in ("2020-01-01", "{a=1}", "-1", "inf", "\x7f"):
+        fails("alpha", "--set", f"method.alpha={value}")
+    fails(
+        r"images of one step take [\d,]+ bytes, and cpu has", "--batch-size", "80000", "--set", "data.image_size=512"
+    )
+    fails("no option 'opps'; did you mean ops", "--set", "data.strong.opps=3")
+    fails("the plug-in .*nowhere.py cannot be read", "--plugin", "nowhere.py")
+    assert not (tmp_path / "run").exists()  # a refused command leaves nothing behind
+
+
+def test_mistakes_are_found_before_an_image_is_read(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from finessl.training import experiment
+
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("the data was opened")
+
+    monkeypatch.setattr(experiment, "open_dataset", never)
+    monkeypatch.setattr(experiment, "create_backbone", never)
+    with pytest.raises(FinesslError, match="did you mean rank(.|\n)*did you mean threshold"):
+        call("train", shapes, "--out", tmp_path / "run", "-n", "2", *TINY, "--method", "fixmatch",
+             "--set", "method.treshold=0.9", "--tuning", "lora", "--set", "tuning.rnk=3")  # fmt: skip
+    with pytest.raises(FinesslError, match="did you mean threshold"):
+        finessl.train(shapes, out=tmp_path / "run", method="fixmatch", settings={"method.treshold": 0.9})
+    with pytest.raises(FinesslError, match="did you mean threshold"):
+        call("compare", shapes, "--out", tmp_path / "run", "--methods", "fixmatch", "--set", "method.treshold=0.9")
+    with pytest.raises(FinesslError, match="there is no such folder or file(.|\n)*did you mean fixmatch"):
+        call("train", tmp_path / "nowhere", "--method", "fixmach")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unwritable_place(shapes: Path, tmp_path: Path) -> None:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field
 
 from finessl.errors import FinesslError
-from finessl.registry import Registry, check_options, convert
+from finessl.options import Count, Probability, check_options, describe
+from finessl.registry import Registry
 
 
 class Thing:
-    def __init__(self, size: int, *, rate: float = 0.5, kind: Literal["a", "b"] = "a", top: int | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        rate: Probability = 0.5,
+        kind: Literal["a", "b"] = "a",
+        top: Count | None = None,
+        many: int = 1,
+        on: bool = False,
+        text: str = "",
+        names: list[str] = [],  # noqa: B006 - never changed
+        pixels: Annotated[int, Field(ge=0)] | Probability = 0.5,
+    ) -> None:
         self.rate = rate
 
 
@@ -21,39 +35,65 @@ def test_lookup_is_lazy_and_helpful() -> None:
     assert "broken" in things and things.summary("broken") == "never"
     with pytest.raises(FinesslError, match="unknown thing 'decimals'; did you mean decimal"):
         things["decimals"]
-
-
-def test_options_are_checked() -> None:
-    assert check_options("thing", "x", Thing, {"rate": "0.25", "top": "none"}) == {"rate": 0.25, "top": None}
-    for options, message in (
-        ({"rat": 1}, "no option 'rat'; did you mean rate"),
-        ({"rate": "fast"}, "rate = 'fast' should be float"),
-        ({"kind": "c"}, "not one of a, b"),
-        ({"size": 3}, "no option 'size'"),
-        ({"top": 1.5}, "should be int or none"),
-    ):
-        with pytest.raises(FinesslError, match=message):
-            check_options("thing", "x", Thing, options)
+    things.register("mine", Thing, "a class itself")
+    assert things["mine"] is Thing
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "expected"),
+    ("option", "value", "expected"),
     [
-        ("yes", bool, True),
-        ("off", bool, False),
-        ("1_000", int, 1000),
-        (3.0, int, 3),
-        (2, float, 2.0),
-        ("a,b", list[str], ["a", "b"]),
+        ("rate", "0.25", 0.25),
+        ("rate", 1, 1.0),
+        ("top", "none", None),
+        ("top", None, None),
+        ("many", 3.0, 3),
+        ("on", "yes", True),
+        ("on", "off", False),
+        ("names", "a,b", ["a", "b"]),
+        ("pixels", 16, 16),
+        ("pixels", 0.25, 0.25),
+        ("text", "none", "none"),
     ],
 )
-def test_convert(value: object, kind: object, expected: object) -> None:
-    assert convert(value, kind, "x") == expected
+def test_options_get_their_declared_types(option: str, value: Any, expected: Any) -> None:
+    checked = check_options("thing", "x", Thing, {option: value})[option]
+    assert checked == expected and type(checked) is type(expected)
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"), [(True, int), ("1.5", int), (1.5, int), (True, float), ("maybe", bool), (3, str)]
+    ("options", "message"),
+    [
+        ({"rat": 1}, "no option 'rat'; did you mean rate"),
+        ({"rate": "fast"}, "thing x: rate = 'fast' should be a number between 0 and 1"),
+        ({"rate": 1.5}, "should be a number between 0 and 1"),
+        ({"rate": float("nan")}, "should be a number"),
+        ({"rate": True}, "should be a number"),
+        ({"kind": "c"}, "should be one of a, b"),
+        ({"kind": 3}, "should be one of a, b"),
+        ({"size": 3}, "no option 'size'"),
+        ({"top": 1.5}, "should be an integer between 1 and 1,000,000 or none"),
+        ({"many": True}, "should be an integer"),
+        ({"many": "1.5"}, "should be an integer"),
+        ({"many": "²"}, "should be an integer"),
+        ({"many": "--5"}, "should be an integer"),
+        ({"many": 10**400}, "beyond 64 bits"),
+        ({"on": "maybe"}, "should be true or false"),
+        ({"text": 3}, "should be a text"),
+        ({"text": "a\0b"}, "NUL"),
+        ({"text": "\ud800"}, "half a character"),
+    ],
 )
-def test_convert_refuses(value: object, kind: type) -> None:
-    with pytest.raises(FinesslError, match="x = "):
-        convert(value, kind, "x")
+def test_options_outside_their_declaration_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FinesslError, match=message):
+        check_options("thing", "x", Thing, options)
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    with pytest.raises(FinesslError) as caught:
+        check_options("thing", "x", Thing, {"rat": 1, "kind": "c", "top": 0})
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_options_are_described() -> None:
+    assert describe(Thing, "rate") == "rate = 0.5  (a number between 0 and 1)"
+    assert describe(Thing, "top") == "top = none  (an integer between 1 and 1,000,000 or none)"

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from finessl.cli import app
+from finessl.cli.train import Plugins
 
 Text = str | None
 Texts = list[str] | None
@@ -28,17 +29,20 @@ Gpus = Annotated[float | None, typer.Option(help="Ray: GPUs per cell, or a fract
 @app.command(no_args_is_help=True)
 def resume(
     run: Annotated[Path, typer.Argument(help="Run directory with a recipe.toml.", show_default=False)],
+    plugin: Plugins = None,
     device: Device = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
     """Resume a run from its directory.
 
-    A finished run is left as it is.
+    A finished run is left as it is. The plug-ins that its recipe records are imported.
     """
+    from finessl import plugins
     from finessl.cli.train import show_summary
     from finessl.training.loop import Settings, train
     from finessl.training.rundir import RunDirectory
 
+    plugins.load(plugin or ())
     meta = train(RunDirectory(run).recipe(), run, Settings(device=device, quiet=quiet))
     if meta and not quiet:
         show_summary(run, meta)
@@ -62,6 +66,7 @@ def compare(
     weights: Annotated[Text, typer.Option(help="The backbone's weights.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     set_: Annotated[Texts, typer.Option("--set", help="Any recipe field, for all cells.")] = None,
+    plugin: Plugins = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the cells. (default: runs/compare-DATA)")] = None,
     format_: Format = "table",
     jobs: Jobs = 1,
@@ -77,6 +82,7 @@ def compare(
     Shows mean ± standard deviation over seeds. Finished cells are skipped: the same command resumes the grid.
     """
     from finessl import compare as grid
+    from finessl import plugins
     from finessl.api import make_recipe
     from finessl.catalog import registry
     from finessl.engines import run_cells
@@ -85,6 +91,7 @@ def compare(
     from finessl.tabulate import check_format, show
 
     check_format(format_)
+    plugins.load(plugin or ())
     axes: dict[str, Any] = {}
     for name, text, kind in (("method.name", methods, "methods"), ("tuning.name", tunings, "tunings")):
         if text:
@@ -101,13 +108,16 @@ def compare(
     names = [grid.short(axis) for axis in axes]
     axes["seed"] = axes.get("seed", list(range(seeds)))
     data = data.rstrip("/") or data  # photos/ and photos are one grid
+    settings = dict(map(parse_setting, set_ or []))
     base = make_recipe(
         recipe or ("demo" if data == "sample" else None),
         dict(root=root, labels_per_class=labels_per_class, backbone=backbone, weights=weights, steps=steps),
-        {"data.source": data, **dict(map(parse_setting, set_ or []))},
+        {"data.source": data, **settings},
+        plugins=plugin or (),
+        check=False,
     )
     folder = out or Path("runs") / f"compare-{Path(data).stem}"
-    cells = grid.make_cells(base, axes, folder)
+    cells = grid.make_cells(base, axes, folder, settings)
     if tunings == "all":
         cells = grid.without_misfits(cells, note)
     failed = run_cells(

@@ -10,6 +10,10 @@ import typer
 from finessl.cli import app
 
 Text = str | None
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", help="Python file or module that registers methods, tunings, … of your own; repeatable."),
+]
 DATA_HELP = (
     "A folder labeled/CLASS/… with unlabeled/… (and test/CLASS/…); a class folder CLASS/… or train/CLASS, test/CLASS "
     "with --labels-per-class; a CSV with path,label (empty label: unlabeled); or a data set's name (finessl list)."
@@ -72,8 +76,9 @@ def train(
         bool | None, typer.Option("--strict", help="Refuse broken images instead of skipping them.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any recipe field: --set method.alpha=4 --set tuning.length=10")
+        list[str] | None, typer.Option("--set", help="Any recipe field: --set method.alpha=4 --set data.strong.ops=3")
     ] = None,
+    plugin: Plugins = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
     compile_: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="torch.compile. (default: on a GPU, for long runs)")
@@ -94,6 +99,14 @@ def train(
     from finessl.training.loop import Settings
     from finessl.training.loop import train as run
 
+    settings = Settings(
+        device=device,
+        compile=compile_,
+        eval_every=eval_every,
+        checkpoint_seconds=checkpoint_seconds,
+        cache_dir=cache_dir,
+        quiet=quiet,
+    )
     fields: dict[str, Any] = dict(
         root=root, download=download or None, path_column=path_column, label_column=label_column, test=test,
         labels_per_class=labels_per_class, split=split,
@@ -102,20 +115,10 @@ def train(
         strong_views=strong_views, seed=seed, precision=precision, strict=strict,
         cache_features=cache_features,
     )  # fmt: skip
-    made = make_recipe(recipe, fields, {"data.source": data, **dict(map(parse_setting, set_ or []))})
+    more = {"data.source": data, **dict(map(parse_setting, set_ or []))}
+    made = make_recipe(recipe, fields, more, plugins=plugin or (), source=True)
     folder = out or default_out(data, made.method.name, made.seed)
-    meta = run(
-        made,
-        folder,
-        Settings(
-            device=device,
-            compile=compile_,
-            eval_every=eval_every,
-            checkpoint_seconds=checkpoint_seconds,
-            cache_dir=cache_dir,
-            quiet=quiet,
-        ),
-    )
+    meta = run(made, folder, settings)
     if meta and not quiet:
         show_summary(folder, meta)
 

@@ -14,18 +14,26 @@ alone: not on the device, the number of processes or what was drawn before. Arra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from finessl.compilation import fused
 from finessl.data import ops
 from finessl.data.ops import Axis, upload
 from finessl.errors import FinesslError
+from finessl.options import check_options
 from finessl.registry import Registry
 
+if TYPE_CHECKING:
+    from finessl.recipe import Choice
+
 Draws = dict[str, np.ndarray]
+Size = Annotated[float, Field(gt=0, le=16)]  # as a multiple of the input's side
+Share = Annotated[float, Field(ge=0, le=1)]
 
 WEAK = Registry(
     "weak view",
@@ -51,6 +59,12 @@ STRONG = Registry(
         "weak": ("finessl.data.augment:Unchanged", "no distortion: the strong view is another weak view"),
     },
 )
+
+
+def create_view(registry: Registry, choice: Choice, size: int) -> Any:
+    """The view that a recipe chooses, for an input of `size` pixels."""
+    view = registry[choice.name]
+    return view(size, **check_options(registry.kind, choice.name, view, choice.options))
 
 
 def take(draws: Draws, rows: np.ndarray | slice) -> Draws:
@@ -86,11 +100,11 @@ class WeakView:
     """
 
     def __init__(
-        self, size: int = 224, *, resize: float = 256 / 224, padding: float = 28 / 224, flip: bool = True
+        self, size: int = 224, *, resize: Size = 256 / 224, padding: Share = 28 / 224, flip: bool = True
     ) -> None:
         self.size, self.flip = size, flip
         self.resized, self.padding = round(resize * size), round(padding * size)
-        if self.padding < 0 or self.resized < 1 or self.resized + 2 * self.padding < size:
+        if self.resized < 1 or self.resized + 2 * self.padding < size:
             raise FinesslError(
                 f"weak view: resize = {resize:g} and padding = {padding:g} leave less than the crop of {size} pixels; "
                 "make resize + 2 x padding at least 1."

@@ -5,14 +5,20 @@ The released code's form (that of FixMatch's PyTorch port) and USB's. Operations
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from finessl.data import ops
 from finessl.data.augment import Draws
 from finessl.data.ops import upload
-from finessl.errors import FinesslError
+from finessl.options import Probability
+
+Operations = Annotated[int, Field(ge=0, le=100)]
+Pixels = Annotated[int, Field(ge=0, le=8192)]
 
 # In the order in which a round carries them out: tables (first those that need the image), index maps, blends.
 OPERATIONS = (
@@ -55,16 +61,11 @@ class RandAugment:
         self,
         size: int = 224,
         *,
-        ops: int = 2,
-        magnitude: int = 10,
-        probability: float = 0.5,
-        cutout: int | float = 16 / 224,
+        ops: Operations = 2,
+        magnitude: Annotated[int, Field(ge=2, le=11)] = 10,
+        probability: Probability = 0.5,
+        cutout: Pixels | Probability = 16 / 224,
     ) -> None:
-        if not 2 <= magnitude <= 11 or ops < 0 or cutout < 0:
-            raise FinesslError(
-                f"strong view: ops = {ops}, magnitude = {magnitude}, cutout = {cutout:g} is out of range; "
-                "magnitude lies within 2 … 11, the others are not negative."
-            )
         self.size, self.ops, self.magnitude, self.probability = size, ops, magnitude, probability
         self.cutout = cutout if isinstance(cutout, int) else round(cutout * size)
 
@@ -116,7 +117,7 @@ class UniformRandAugment(RandAugment):
     )
     COLOUR = (125, 123, 114)
 
-    def __init__(self, size: int = 224, *, ops: int = 3, cutout: float = 0.5) -> None:
+    def __init__(self, size: int = 224, *, ops: Operations = 3, cutout: Probability = 0.5) -> None:
         super().__init__(size, ops=ops)
         self.largest = cutout * size
 

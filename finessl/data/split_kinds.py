@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from finessl.data.dataset import Dataset, some
 from finessl.data.splits import Draw, Parts
 from finessl.errors import FinesslError
+from finessl.options import Count
+
+Ratio = Annotated[float, Field(ge=1, le=10**6)]
 
 
 def given(dataset: Dataset, draw: Draw) -> Parts:
@@ -25,22 +29,20 @@ def given(dataset: Dataset, draw: Draw) -> Parts:
     return Parts(np.flatnonzero(dataset.given & (dataset.train_labels >= 0)), everything(dataset))
 
 
-def per_class(dataset: Dataset, draw: Draw, *, labels_per_class: int | None = None) -> Parts:
+def per_class(dataset: Dataset, draw: Draw, *, labels_per_class: Count | None = None) -> Parts:
     """labels_per_class random images of each class are labeled; all images are unlabeled."""
     wanted = np.full(len(dataset.classes), at_least_one(dataset, labels_per_class))
     return Parts(take(draw.shuffled, draw.enough(wanted)), everything(dataset))
 
 
-def first_n(dataset: Dataset, draw: Draw, *, labels_per_class: int | None = None) -> Parts:
+def first_n(dataset: Dataset, draw: Draw, *, labels_per_class: Count | None = None) -> Parts:
     """The first images of each class in the data's order: no seed, the same labels in every run (the released code)."""
     wanted = np.full(len(dataset.classes), at_least_one(dataset, labels_per_class))
     return Parts(take(draw.members, draw.enough(wanted)), everything(dataset))
 
 
-def fraction(dataset: Dataset, draw: Draw, *, fraction: float = 0.01) -> Parts:
+def fraction(dataset: Dataset, draw: Draw, *, fraction: Annotated[float, Field(gt=0, le=1)] = 0.01) -> Parts:
     """That share of each class's images, rounded, and at least one; all images are unlabeled."""
-    if not 0 < fraction <= 1:
-        raise FinesslError(f"fraction = {fraction} should lie above 0 and be at most 1 (0.01 is 1 %).")
     have = np.array([len(draw.members(label)) for label in range(len(dataset.classes))])
     wanted = np.maximum(np.floor(fraction * have + 0.5).astype(int), 1)
     return Parts(take(draw.shuffled, draw.enough(wanted)), everything(dataset))
@@ -78,10 +80,10 @@ def long_tailed(
     dataset: Dataset,
     draw: Draw,
     *,
-    labeled_max: int = 50,
-    unlabeled_max: int = 400,
-    ratio: float = 10.0,
-    unlabeled_ratio: float | None = None,
+    labeled_max: Count = 50,
+    unlabeled_max: Count = 400,
+    ratio: Ratio = 10.0,
+    unlabeled_ratio: Ratio | None = None,
     unlabeled: Literal["same", "reversed", "uniform"] = "same",
     order: Literal["random", "first"] = "random",
 ) -> Parts:
@@ -110,8 +112,8 @@ def open_set(
     dataset: Dataset,
     draw: Draw,
     *,
-    labels_per_class: int | None = None,
-    novel: float = 0.5,
+    labels_per_class: Count | None = None,
+    novel: Annotated[float, Field(ge=0, lt=1)] = 0.5,
     seen: Literal["first", "random"] = "first",
 ) -> Parts:
     """A share `novel` of the classes is never labeled and never tested; its images stay among the unlabeled ones.
@@ -157,6 +159,4 @@ def at_least_one(dataset: Dataset, labels_per_class: int | None) -> int:
             f"{dataset.name} has a label for every image; say how many to keep in each class (labels_per_class), "
             "the others are hidden."
         )
-    if labels_per_class < 1:
-        raise FinesslError(f"labels_per_class = {labels_per_class} should be at least 1.")
     return labels_per_class

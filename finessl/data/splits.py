@@ -20,7 +20,8 @@ from finessl.data.dataset import Dataset, some
 from finessl.data.sampler import SPLIT, generator
 from finessl.errors import FinesslError
 from finessl.files import DamagedFile, read_json, write_atomically
-from finessl.registry import Registry, check_options
+from finessl.options import check_options
+from finessl.registry import Registry
 
 SPLITS = Registry(
     "split",
@@ -160,11 +161,12 @@ class Split:
 def make_split(
     dataset: Dataset, *, kind: str = "auto", seed: int = 0, labeled_in_unlabeled: bool = True, **options: Any
 ) -> Split:
-    """A split of the named kind. auto: the labels that the data gives, or N per class when labels_per_class is set."""
+    """A split of the named kind. auto: the labels that the data gives; without such a division, labels_per_class
+    random images of each class."""
     if kind == "auto":
-        per_class = options.get("labels_per_class") is not None or dataset.given is None
-        kind = "per-class" if per_class else "given"
-        options = {name: value for name, value in options.items() if name != "labels_per_class" or value is not None}
+        kind = "per-class" if dataset.given is None else "given"
+        if kind == "given":
+            options = {name: value for name, value in options.items() if name != "labels_per_class"}
     settings = check_options("split", kind, SPLITS[kind], options)
     parts: Parts = SPLITS[kind](dataset, Draw(dataset, seed), **settings)
     unlabeled = (

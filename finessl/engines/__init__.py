@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from finessl.catalog import check_choices
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe
 from finessl.registry import nearest
@@ -55,7 +54,7 @@ def run_cells(
     if len(waiting) < len(every):
         say(f"{len(every) - len(waiting)} of {len(every)} cells are finished already")
     for cell in waiting:
-        check_choices(cell.recipe)
+        cell.recipe.checked(source=True)
     for cell in every:  # a run of another recipe, data or weights is refused, finished or not
         if (places := cell.run.check(cell.recipe)) and cell.run.finished():
             from finessl.training.experiment import check_places  # loads torch

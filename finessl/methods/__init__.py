@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from finessl.registry import Registry, check_options
+from finessl.options import check_options
+from finessl.registry import Registry
 
 if TYPE_CHECKING:  # torch is imported only when a method is made
     from finessl.methods.base import Method, Task

@@ -68,6 +68,7 @@ class Method(nn.Module):
     weak: Literal["no_grad", "grad"] | None = "no_grad"  # is the weak view needed, and does it train?
     strong: bool = True  # are strong views needed?
     aux: Literal["detached", "attached"] | None = None  # is an auxiliary head wanted, and what features does it see?
+    labeled_in_unlabeled: bool = True  # are the labeled images also among the unlabeled ones, unless the recipe says?
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -104,12 +105,4 @@ def needed(value: T | None, what: str) -> T:
     """`value`, which the method declared that it needs."""
     if value is None:
         raise FinesslError(f"the method needs the batch's {what}, which the training loop did not give.")
-    return value
-
-
-def bounded(option: str, value: float, low: float, high: float = float("inf")) -> float:
-    """`value`, or an error that names the option when it lies outside [low, high]."""
-    if not low <= value <= high:
-        limits = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-        raise FinesslError(f"method option {option} = {value:g} should be {limits}.")
     return value

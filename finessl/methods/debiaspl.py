@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import torch
 
-from finessl.methods.base import Batch, Method, Outputs, Result, Task, bounded, needed
+from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import Average, consistency, cross_entropy, full, predict, result
+from finessl.options import Probability, Weight
 
 
 class DebiasPL(Method):
@@ -25,17 +26,17 @@ class DebiasPL(Method):
         self,
         task: Task,
         *,
-        threshold: float = 0.7,
-        debias: float = 0.4,
-        momentum: float = 0.999,
-        unlabeled_weight: float = 1.0,
+        threshold: Probability = 0.7,
+        debias: Weight = 0.4,
+        momentum: Probability = 0.999,
+        unlabeled_weight: Weight = 1.0,
     ) -> None:
         super().__init__(task)
-        self.threshold = bounded("threshold", threshold, 0, 1)
-        self.debias = bounded("debias", debias, 0)
-        self.unlabeled_weight = bounded("unlabeled_weight", unlabeled_weight, 0)
+        self.threshold = threshold
+        self.debias = debias
+        self.unlabeled_weight = unlabeled_weight
         start = torch.full((task.classes,), 1 / task.classes)
-        self.distribution = Average(start, bounded("momentum", momentum, 0, 1))
+        self.distribution = Average(start, momentum)
 
     def forward(self, outputs: Outputs, batch: Batch) -> Result:
         weak, strong = needed(outputs.weak, "weak view"), needed(outputs.strong, "strong views")

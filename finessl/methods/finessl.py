@@ -31,8 +31,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from finessl.errors import FinesslError
-from finessl.methods.base import Batch, Method, Outputs, Result, Task, View, bounded, needed
+from finessl.methods.base import Batch, Method, Outputs, Result, Task, View, needed
 from finessl.methods.parts import (
     Pace,
     Prediction,
@@ -44,6 +43,7 @@ from finessl.methods.parts import (
     result,
     smooth,
 )
+from finessl.options import Probability, Weight
 
 Ablation = Literal["bms", "margin-in-labeled", "dynamic-alpha", "dls", "ls", "detach"]
 
@@ -78,36 +78,33 @@ class FineSSL(Method):
         self,
         task: Task,
         *,
-        alpha: float = 8.0,
-        gamma: float = 3.0,
-        smoothing: float = 0.5,
-        pace_threshold: float = 0.7,
+        alpha: Weight = 8.0,
+        gamma: Weight = 3.0,
+        smoothing: Probability = 0.5,
+        pace_threshold: Probability = 0.7,
         margin_shape: Literal["ratio", "linear"] = "ratio",
         pace_reset: Literal["epoch", "never"] = "epoch",
         pace_update: Literal["after", "before"] = "after",
         pace_forget: bool = False,
         pace_empty: Literal["zero", "one"] = "zero",
-        aux_threshold: float | None = 0.7,
+        aux_threshold: Probability | None = 0.7,
         aux_reduction: Literal["selected", "all"] = "selected",
         aux_margin: bool = False,
         smoothing_form: Literal["c-1", "c"] = "c-1",
-        min_weight: float = 0.0,
+        min_weight: Probability = 0.0,
         without: tuple[Ablation, ...] = (),
     ) -> None:
         super().__init__(task)
-        if unknown := set(without) - set(Ablation.__args__):  # type: ignore[attr-defined]
-            known = ", ".join(Ablation.__args__)  # type: ignore[attr-defined]
-            raise FinesslError(f"method option without = {', '.join(sorted(unknown))} should be among {known}.")
-        self.alpha = bounded("alpha", alpha, 0)
-        self.gamma = bounded("gamma", gamma, 0)
-        self.smoothing = 0.0 if "ls" in without else bounded("smoothing", smoothing, 0, 1)
-        self.pace_threshold = bounded("pace_threshold", pace_threshold, 0, 1)
+        self.alpha = alpha
+        self.gamma = gamma
+        self.smoothing = 0.0 if "ls" in without else smoothing
+        self.pace_threshold = pace_threshold
         self.margin_shape, self.smoothing_form = margin_shape, smoothing_form
         self.pace_reset, self.pace_update = pace_reset, pace_update
         self.pace_forget, self.pace_empty = pace_forget, pace_empty
-        self.aux_threshold = 0.0 if aux_threshold is None else bounded("aux_threshold", aux_threshold, 0, 1)
+        self.aux_threshold = 0.0 if aux_threshold is None else aux_threshold
         self.aux_reduction, self.aux_margin = aux_reduction, aux_margin
-        self.min_weight = bounded("min_weight", min_weight, 0, 1)
+        self.min_weight = min_weight
         self.without = frozenset(without)
         self.aux = None if "dls" in without else "attached" if "detach" in without else "detached"
         self.pace = Pace(task.unlabeled, task.classes)

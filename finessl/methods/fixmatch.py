@@ -8,15 +8,16 @@ the original).
 
 from __future__ import annotations
 
-from finessl.methods.base import Batch, Method, Outputs, Result, Task, bounded, needed
+from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import consistency, cross_entropy, predict, result
+from finessl.options import Probability, Weight
 
 
 class FixMatch(Method):
-    def __init__(self, task: Task, *, threshold: float = 0.7, unlabeled_weight: float = 1.0) -> None:
+    def __init__(self, task: Task, *, threshold: Probability = 0.7, unlabeled_weight: Weight = 1.0) -> None:
         super().__init__(task)
-        self.threshold = bounded("threshold", threshold, 0, 1)
-        self.unlabeled_weight = bounded("unlabeled_weight", unlabeled_weight, 0)
+        self.threshold = threshold
+        self.unlabeled_weight = unlabeled_weight
 
     def forward(self, outputs: Outputs, batch: Batch) -> Result:
         weak, strong = needed(outputs.weak, "weak view"), needed(outputs.strong, "strong views")

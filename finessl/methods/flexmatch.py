@@ -11,17 +11,18 @@ the classes.
 
 from __future__ import annotations
 
-from finessl.methods.base import Batch, Method, Outputs, Result, Task, bounded, needed
+from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import Pace, consistency, cross_entropy, predict, result
+from finessl.options import Probability, Weight
 
 
 class FlexMatch(Method):
     def __init__(
-        self, task: Task, *, threshold: float = 0.7, unlabeled_weight: float = 1.0, warmup: bool = True
+        self, task: Task, *, threshold: Probability = 0.7, unlabeled_weight: Weight = 1.0, warmup: bool = True
     ) -> None:
         super().__init__(task)
-        self.threshold = bounded("threshold", threshold, 0, 1)
-        self.unlabeled_weight = bounded("unlabeled_weight", unlabeled_weight, 0)
+        self.threshold = threshold
+        self.unlabeled_weight = unlabeled_weight
         self.warmup = warmup
         self.pace = Pace(task.unlabeled, task.classes)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from finessl.methods.base import Task, bounded
+from finessl.methods.base import Task
 from finessl.methods.self_training import Balance, SelfTraining
+from finessl.options import Count, Probability
 
 
 class FPL(SelfTraining):
     def __init__(
-        self, task: Task, *, shots: int = 16, warmup: float = 0.1, balance: Balance = "pseudo/labeled"
+        self, task: Task, *, shots: Count = 16, warmup: Probability = 0.1, balance: Balance = "pseudo/labeled"
     ) -> None:
         super().__init__(task, iterations=1, warmup=warmup, balance=balance)
-        self.per_class = int(bounded("shots", shots, 1))
+        self.per_class = shots
 
     def shots(self, iteration: int) -> int:
         return self.per_class

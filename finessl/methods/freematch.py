@@ -15,18 +15,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from finessl.methods.base import Batch, Method, Outputs, Result, Task, bounded, needed
+from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import Average, consistency, cross_entropy, full, others, over_views, predict, result
+from finessl.options import Probability, Weight
 
 
 class FreeMatch(Method):
     def __init__(
-        self, task: Task, *, momentum: float = 0.999, unlabeled_weight: float = 1.0, entropy_weight: float = 0.001
+        self,
+        task: Task,
+        *,
+        momentum: Probability = 0.999,
+        unlabeled_weight: Weight = 1.0,
+        entropy_weight: Weight = 0.001,
     ) -> None:
         super().__init__(task)
-        momentum, share = bounded("momentum", momentum, 0, 1), 1 / task.classes
-        self.unlabeled_weight = bounded("unlabeled_weight", unlabeled_weight, 0)
-        self.entropy_weight = bounded("entropy_weight", entropy_weight, 0)
+        momentum, share = momentum, 1 / task.classes
+        self.unlabeled_weight = unlabeled_weight
+        self.entropy_weight = entropy_weight
         self.threshold = Average(torch.full((), share), momentum)
         self.distribution = Average(torch.full((task.classes,), share), momentum)
         self.histogram = Average(torch.full((task.classes,), share), momentum)

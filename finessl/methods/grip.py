@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from finessl.methods.base import Task
 from finessl.methods.self_training import Balance, SelfTraining
+from finessl.options import Count, Probability
 
 
 class GRIP(SelfTraining):
     def __init__(
-        self, task: Task, *, iterations: int = 10, warmup: float = 0.1, balance: Balance = "labeled/pseudo"
+        self, task: Task, *, iterations: Count = 10, warmup: Probability = 0.1, balance: Balance = "labeled/pseudo"
     ) -> None:
         super().__init__(task, iterations=iterations, warmup=warmup, balance=balance)
 

@@ -3,8 +3,9 @@ trained parameters initialised again every time (see self_training.py)."""
 
 from __future__ import annotations
 
-from finessl.methods.base import Task, bounded
+from finessl.methods.base import Task
 from finessl.methods.self_training import Balance, SelfTraining
+from finessl.options import Count, Probability
 
 
 class IFPL(SelfTraining):
@@ -12,13 +13,13 @@ class IFPL(SelfTraining):
         self,
         task: Task,
         *,
-        shots: int = 16,
-        iterations: int = 10,
-        warmup: float = 0.1,
+        shots: Count = 16,
+        iterations: Count = 10,
+        warmup: Probability = 0.1,
         balance: Balance = "labeled/pseudo",
     ) -> None:
         super().__init__(task, iterations=iterations, warmup=warmup, balance=balance)
-        self.per_class = int(bounded("shots", shots, 1))
+        self.per_class = shots
 
     def shots(self, iteration: int) -> int:
         return self.per_class

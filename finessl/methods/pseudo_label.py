@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from finessl.methods.base import Batch, Method, Outputs, Result, Task, bounded, needed
+from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import consistency, cross_entropy, predict, result
+from finessl.options import Probability, Weight
 
 
 class PseudoLabel(Method):
@@ -21,12 +22,12 @@ class PseudoLabel(Method):
     ramp: Tensor
 
     def __init__(
-        self, task: Task, *, threshold: float = 0.7, unlabeled_weight: float = 1.0, warmup: float = 0.4
+        self, task: Task, *, threshold: Probability = 0.7, unlabeled_weight: Weight = 1.0, warmup: Probability = 0.4
     ) -> None:
         super().__init__(task)
-        self.threshold = bounded("threshold", threshold, 0, 1)
-        self.unlabeled_weight = bounded("unlabeled_weight", unlabeled_weight, 0)
-        self.warmup = bounded("warmup", warmup, 0, 1)
+        self.threshold = threshold
+        self.unlabeled_weight = unlabeled_weight
+        self.warmup = warmup
         self.register_buffer("ramp", torch.zeros(()))
 
     def before_step(self, step: int) -> None:

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from finessl.errors import FinesslError
-from finessl.methods.base import Batch, Method, Outputs, Result, Task, bounded, needed
+from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import cross_entropy, mean_of_selected, predict, result
+from finessl.options import Count, Probability
 
 Balance = Literal["pseudo/labeled", "labeled/pseudo", "none"]
 
@@ -31,17 +32,18 @@ Balance = Literal["pseudo/labeled", "labeled/pseudo", "none"]
 class SelfTraining(Method):
     weak = "grad"
     strong = False
+    labeled_in_unlabeled = False  # the authors take labeled images out of the unlabeled set
     pseudo: Tensor  # [M] pseudo-label of each unlabeled image, −1 for none
     ratio: Tensor  # b
     iteration: Tensor  # pseudo-labels were made so many times
 
-    def __init__(self, task: Task, *, iterations: int, warmup: float, balance: Balance) -> None:
+    def __init__(self, task: Task, *, iterations: Count, warmup: Probability, balance: Balance) -> None:
         super().__init__(task)
         if balance != "none" and task.labeled < 1:
             raise FinesslError(f"method option balance = {balance} needs Task.labeled, the number of labeled images.")
-        start = min(round(bounded("warmup", warmup, 0, 1) * task.steps), task.steps - 1)
+        start = min(round(warmup * task.steps), task.steps - 1)
         # at least one step for each iteration
-        self.iterations = max(1, min(int(bounded("iterations", iterations, 1)), task.steps - start))
+        self.iterations = max(1, min(iterations, task.steps - start))
         self.starts = [start + i * (task.steps - start) // self.iterations for i in range(self.iterations)]
         self.balance = balance
         self.register_buffer("pseudo", torch.full((task.unlabeled,), -1))

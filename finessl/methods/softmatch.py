@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import torch
 
-from finessl.methods.base import Batch, Method, Outputs, Result, Task, bounded, needed
+from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import Average, consistency, cross_entropy, predict, result
+from finessl.options import Probability, Weight
 
 
 class SoftMatch(Method):
@@ -22,15 +23,15 @@ class SoftMatch(Method):
         self,
         task: Task,
         *,
-        momentum: float = 0.999,
-        n_sigma: float = 2.0,
+        momentum: Probability = 0.999,
+        n_sigma: Weight = 2.0,
         align: bool = True,
-        unlabeled_weight: float = 1.0,
+        unlabeled_weight: Weight = 1.0,
     ) -> None:
         super().__init__(task)
-        momentum, share = bounded("momentum", momentum, 0, 1), 1 / task.classes
-        self.n_sigma = bounded("n_sigma", n_sigma, 0)
-        self.unlabeled_weight = bounded("unlabeled_weight", unlabeled_weight, 0)
+        momentum, share = momentum, 1 / task.classes
+        self.n_sigma = n_sigma
+        self.unlabeled_weight = unlabeled_weight
         self.align = align
         self.distribution = Average(torch.full((task.classes,), share), momentum, from_first=True)
         self.mean = Average(torch.full((), share), momentum)

@@ -54,7 +54,7 @@ BACKBONES: dict[str, Alias] = {
     "wide-resnet-28-2": Alias(None, "Wide ResNet 28-2 from scratch, 32 px", 32),
     "wide-resnet-28-8": Alias(None, "Wide ResNet 28-8 from scratch, 32 px", 32),
     "vit-small": Alias(None, "ViT-S with 2×2 patches from scratch, 32 px", 32),
-    "embedded": Alias(None, "a small ViT that comes with the package, 32 px"),
+    "embedded": Alias(None, "a small ViT that comes with the package, 32 px", 32),
 }
 
 

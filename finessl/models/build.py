@@ -8,12 +8,11 @@ from typing import Literal
 import torch
 
 from finessl.models.backbones import Backbone
+from finessl.models.heads import Start
 from finessl.models.network import Network
 from finessl.models.tuning import create
 from finessl.models.tuning.base import Tuning
 from finessl.recipe import Choice
-
-START = ("init", "template", "text_features")  # options of the head section that say where the heads start
 
 
 def build_network(
@@ -27,5 +26,5 @@ def build_network(
     """The backbone tuned as asked, with heads; every random start comes from `generator`."""
     strategy = create(tuning.name, tuning.options)
     strategy.apply(backbone.encoder, generator)
-    options = {name: value for name, value in head.options.items() if name not in START}
+    options = {name: value for name, value in head.options.items() if name not in Start.model_fields}
     return strategy, Network(backbone, classes, head=head.name, head_options=options, aux=aux, generator=generator)

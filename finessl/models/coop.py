@@ -20,6 +20,7 @@ from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
 from finessl.models.heads import Head, ProjectedHead
 from finessl.models.text import PromptedNames, load_text_tower, projection_to
+from finessl.options import Count
 from finessl.recipe import Choice
 
 
@@ -31,7 +32,7 @@ class CoOpHead(Head):
         backbone: Backbone,
         classes: Sequence[str],
         *,
-        length: int = 16,
+        length: Count = 16,
         context_init: str | None = None,
         learn_scale: bool = False,
         text_weights: str | None = None,

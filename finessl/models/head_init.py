@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
-from finessl.models.heads import LinearHead
+from finessl.models.heads import LinearHead, Start
 from finessl.models.network import Network
 from finessl.models.text import load_text_tower, projection_to, spoken
 from finessl.registry import nearest
 
-TEMPLATE = "a photo of a {}."
+TEMPLATE = Start().template
 INITS = {
     "random": "random rows of length 1",
     "class-mean": "the mean feature of each class's labeled images",

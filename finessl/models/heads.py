@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from finessl.options import Count, Options
 from finessl.recipe import Choice
 from finessl.registry import Registry
 
@@ -24,6 +26,17 @@ HEADS = Registry(
         "projected": ("finessl.models.heads:ProjectedHead", "cosine on projected features: a finished coop"),
     },
 )
+
+
+Scale = Annotated[float, Field(gt=0, le=10_000)]
+
+
+class Start(Options):
+    """Options that every head has: where it starts (see head_init.py)."""
+
+    init: Literal["random", "class-mean", "probe", "text"] = "random"
+    template: str = "a photo of a {}."  # for the class names
+    text_features: str | None = None  # FILE.npy with the class names' text features, instead of a text tower
 
 
 class Head(nn.Module):
@@ -51,7 +64,7 @@ class Head(nn.Module):
 class CosineHead(Head):
     """s · (f / ‖f‖) · (w / ‖w‖)ᵀ, without a bias. The scale s is the number itself, not its logarithm."""
 
-    def __init__(self, dim: int, classes: int, *, scale: float = 1 / 0.07, learn_scale: bool = True) -> None:
+    def __init__(self, dim: int, classes: int, *, scale: Scale = 1 / 0.07, learn_scale: bool = True) -> None:
         super().__init__()
         self.initial_scale = scale
         self.weight = nn.Parameter(torch.empty(classes, dim))
@@ -76,7 +89,7 @@ class ProjectedHead(CosineHead):
     """The cosine head on f · P, with `width` columns in P."""
 
     def __init__(
-        self, dim: int, classes: int, *, width: int = 512, scale: float = 1 / 0.07, learn_scale: bool = True
+        self, dim: int, classes: int, *, width: Count = 512, scale: Scale = 1 / 0.07, learn_scale: bool = True
     ) -> None:
         super().__init__(width, classes, scale=scale, learn_scale=learn_scale)
         self.projection = nn.Parameter(torch.empty(dim, width))

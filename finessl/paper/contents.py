@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from finessl.errors import FinesslError
-from finessl.recipe import Recipe, merge
+from finessl.recipe import Recipe, merge, override
 from finessl.registry import nearest
 
 Tree = dict[str, Any]
@@ -76,16 +76,16 @@ class PaperTable:
         return self.number.startswith("Figure") and self.id != "openssl"
 
     def recipe(self, row: Line, column: Column, more: Mapping[str, Any] | None = None) -> Recipe:
-        """Base, table, column, row, the exceptions that then hold, and at last `more`."""
+        """Base, table, column, row, the exceptions that then hold, and at last `more` by dotted name."""
         common = contents()
-        tree = Recipe.read(common["base"]).tree()
+        tree = Recipe.read(common["base"], check=False).tree()
         for changes in (self.changes, column.changes, row.changes):
             merge(tree, changes, f"{self.id}: {row.name}")
         for rule in common["rules"]:
             if holds(tree, rule["when"]):
                 merge(tree, rule["set"], rule["why"])
-        merge(tree, more or {}, "--set")
-        return Recipe.from_tree(tree)
+        override(tree, more or {})
+        return Recipe.from_tree(tree, check=False)
 
 
 def holds(tree: Tree, condition: Tree) -> bool:

@@ -9,7 +9,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from finessl.catalog import check_choices
 from finessl.compare import Cell, plain, short
 from finessl.errors import FinesslError
 from finessl.paper.contents import Column, Line, PaperTable
@@ -71,9 +70,9 @@ def make_grid(
             reason = [row.lacks] if row.lacks else []
             entries.append(Entry(row, column, table.recipe(row, column), [], reason))
             continue
-        recipe = locate(scaled(table.recipe(row, column, nested(changes)), scale), places or Places())
+        recipe = locate(scaled(table.recipe(row, column, changes), scale), places or Places())
         if train:
-            check_choices(recipe)
+            recipe = recipe.checked()
         cells = make_cells(table, row, column, recipe, seeds, runs, out, changes)
         if train:
             for cell in cells:
@@ -104,7 +103,7 @@ def make_cells(
     )
     cells = []
     for seed in range(seeds):
-        seeded = Recipe.from_tree({**recipe.tree(), "seed": seed})
+        seeded = Recipe.from_tree({**recipe.tree(), "seed": seed}, check=False)
         run = RunDirectory(runs.setdefault(identity(seeded), folder / table.id / f"{name},seed={seed}"))
         place = {"setting": column.title, "row": row.name, "seed": seed}
         cells.append(Cell(place, own_recipe(run, seeded) or seeded, run))
@@ -136,7 +135,7 @@ def check_data(cell: Cell, recipe: Recipe) -> None:
 def scaled(recipe: Recipe, scale: Fraction) -> Recipe:
     tree = recipe.tree()
     tree["train"]["steps"] = max(round(recipe.train.steps * scale), 1)
-    return Recipe.from_tree(tree)
+    return Recipe.from_tree(tree, check=False)
 
 
 def read_scale(text: str) -> Fraction:
@@ -147,18 +146,6 @@ def read_scale(text: str) -> Fraction:
     if scale <= 0:
         raise FinesslError(f"--scale {text} should be above 0.")
     return scale
-
-
-def nested(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """{'train.lr': 1} → {'train': {'lr': 1}}."""
-    tree: dict[str, Any] = {}
-    for name, value in changes.items():
-        section, _, last = name.partition(".")
-        if last:
-            tree.setdefault(section, {})[last] = value
-        else:
-            tree[section] = value
-    return tree
 
 
 # ---- runs that exist already ----------------------------------------------------------------------------------------
@@ -179,10 +166,11 @@ def find_runs(out: Path) -> dict[str, Path]:
 
 
 def identity(recipe: Recipe) -> str:
-    """Equal for recipes of equal results: without paths, and with a split written out."""
-    flat = {name: value for name, value in recipe.identity().items() if value is not None}
-    if flat["split.name"] == "auto" and "split.labels_per_class" in flat:
-        flat["split.name"] = "per-class"
+    """Equal for recipes of equal results: without paths."""
+    flat = {
+        name: float(value) if isinstance(value, int) and not isinstance(value, bool) else value  # 4 and 4.0 are one
+        for name, value in recipe.identity().items()
+    }
     return json.dumps(flat, sort_keys=True)
 
 

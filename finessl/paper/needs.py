@@ -51,7 +51,7 @@ def locate(recipe: Recipe, places: Places) -> Recipe:
         merge(tree, {"head": {"text_features": places.text_features}}, "--text-features")
     if recipe.head.name == "coop" and places.text_weights:
         merge(tree, {"head": {"text_weights": places.text_weights}}, "--text-weights")
-    return Recipe.from_tree(tree)
+    return Recipe.from_tree(tree, check=False)
 
 
 def lacking(recipe: Recipe) -> list[str]:

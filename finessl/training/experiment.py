@@ -6,7 +6,7 @@ import csv
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finessl.data.augment import STRONG, WEAK
+from finessl.data.augment import STRONG, WEAK, create_view
 from finessl.data.dataset import Dataset, broken_files, readable, short_digest, warnings_note
 from finessl.data.identity import content_digest
 from finessl.data.images import pillow_warnings
@@ -110,7 +110,7 @@ class Experiment:
         is one that they stand: the heads' would destroy them within a few steps."""
         train = self.recipe.train
         if train.backbone_lr is None and self.tuning.gentle is not None and self.backbone.pretrained:
-            train = replace(train, backbone_lr=min(train.lr, self.tuning.gentle))
+            train = train.model_copy(update={"backbone_lr": min(train.lr, self.tuning.gentle)})
         return make_optimizer(self.network, train, self.device)
 
     def labeled_features(self) -> tuple[Tensor, Tensor]:
@@ -136,8 +136,8 @@ class Experiment:
             self.labels,
             self.split.labeled,
             self.split.unlabeled,
-            weak_view=WEAK[data.weak](self.image_size),
-            strong_view=STRONG[data.strong](self.image_size),
+            weak_view=create_view(WEAK, data.weak, self.image_size),
+            strong_view=create_view(STRONG, data.strong, self.image_size),
             mean=self.mean,
             std=self.std,
             batch_size=train.batch_size,
@@ -165,10 +165,16 @@ def prepare(
     data, model = recipe.data, recipe.model
     dataset = dataset or open_source(recipe, progress)
     backbone = create_backbone(
-        model.backbone, weights=model.weights, image_size=data.image_size, pretrained=model.pretrained
+        model.backbone,
+        weights=model.weights,
+        image_size=data.image_size,
+        pretrained=model.pretrained,
+        seed=recipe.seed,
     )
     weights_sha256, size = backbone.sha256(), backbone.image_size
-    store = read_pixels(dataset, "train", cache_dir, progress, shorter=round(size * RESIZE))
+    weak_view = create_view(WEAK, data.weak, size)
+    shorter = max(round(size * RESIZE), getattr(weak_view, "resized", 0))
+    store = read_pixels(dataset, "train", cache_dir, progress, shorter=shorter)
     split = make_or_load_split(recipe, dataset, run, writes)
     test_store = None if dataset.test is None else read_pixels(dataset, "test", cache_dir, progress, square=size)
     test_index, test_labels = split.test(dataset)
@@ -295,7 +301,7 @@ def make_or_load_split(recipe: Recipe, dataset: Dataset, run: RunDirectory | Non
             dataset,
             kind=recipe.split.name,
             seed=options.pop("seed", recipe.seed),
-            labeled_in_unlabeled=recipe.data.labeled_in_unlabeled,
+            labeled_in_unlabeled=recipe.labeled_in_unlabeled(),
             **options,
         )
     if run is not None and writes:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import finessl
+from finessl import plugins
 from finessl.classifier import export_classifier
 from finessl.compilation import start_compilers
 from finessl.data.dataset import Dataset, left_out
@@ -29,6 +30,7 @@ from finessl.data.sampler import DROPOUT, generator
 from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
 from finessl.files import write_arrays, writing
+from finessl.models.aliases import alias_of
 from finessl.models.fp8 import Fp8Linear
 from finessl.recipe import Recipe, TrainRecipe
 from finessl.training import checkpoint
@@ -44,6 +46,8 @@ from finessl.training.progress import Display
 from finessl.training.rundir import RESUMES, MetricsLog, RunDirectory, git_revision, holds_metrics
 from finessl.training.step import TrainingStep, all_finite, lr_factor
 
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -57,6 +61,14 @@ class Settings:
     cache_dir: Path | None = None
     quiet: bool = False
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.checkpoint_seconds < math.inf:
+            raise FinesslError(f"--checkpoint-seconds {self.checkpoint_seconds:g} should be a number of at least 0.")
+        if self.eval_every is not None and self.eval_every < 0:
+            raise FinesslError(f"--eval-every {self.eval_every} should be at least 0.")
+        if self.log_every < 1:
+            raise FinesslError(f"log_every = {self.log_every} should be at least 1.")
+
 
 def train(
     recipe: Recipe, out: str | Path, settings: Settings | None = None, dataset: Dataset | None = None
@@ -64,7 +76,10 @@ def train(
     """Run the recipe in directory `out` to its end, from wherever an earlier try stopped; returns meta.json's content."""
     settings = settings or Settings()
     run = RunDirectory(out)
+    plugins.load(recipe.plugins, outside=run.path)
+    recipe = recipe.checked(source=dataset is None and not run.finished())
     device = resolve_device(settings.device)
+    check_step_fits(recipe, device)
     with (
         processes(str(device)) as team,
         Display(quiet=settings.quiet or not team.first) as display,
@@ -91,16 +106,34 @@ def check_out(run: RunDirectory, recipe: Recipe) -> None:
             )
 
 
+def check_step_fits(recipe: Recipe, device: torch.device) -> None:
+    """Refuse a step whose images alone are more than the device's memory."""
+    if device.type == "cuda":
+        memory = torch.cuda.mem_get_info(device)[1]
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
+    needed = recipe.step_bytes(recipe.data.image_size or alias_of(recipe.model.backbone).image_size)
+    needed //= int(os.environ.get("WORLD_SIZE", "1"))
+    if needed > memory:
+        raise FinesslError(
+            f"the images of one step take {needed:,} bytes, and {device} has {memory:,}: make train.batch_size "
+            f"({recipe.train.batch_size:,}), train.mu ({recipe.train.mu:,}), data.strong_views "
+            f"({recipe.data.strong_views}) or data.image_size smaller."
+        )
+
+
 def resolve_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type not in DEVICES:
+            raise FinesslError(f"device {name!r} cannot train or predict: use auto, {', '.join(DEVICES)}.")
         if device.type == "cuda" and device.index is None and torch.cuda.is_available():
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(device)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ModuleNotFoundError, ValueError) as error:
         raise FinesslError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
     return device
 
@@ -213,6 +246,13 @@ class Training:
         test = f"{len(experiment.test_index):,} test images" if len(experiment.test_index) else "no test images"
         for line in (*dataset.notes, *left_out(dataset.excluded)):
             self.display.say(line)
+        if dataset.given is not None and split.kind != "given":
+            all_labels = int((dataset.given & (dataset.train_labels >= 0)).sum())
+            if all_labels > len(split.labeled):
+                self.display.say(
+                    f"{all_labels - len(split.labeled):,} of the {all_labels:,} labels that the data gives are not used: "
+                    f"the split {split.kind} was asked for"
+                )
         if dataset.excluded:
             self.display.say(f"all files that are left out: {self.run.path / 'skipped.csv'}")
         both = len(np.intersect1d(split.labeled, split.unlabeled))

@@ -29,7 +29,7 @@ from typing_extensions import TypedDict
 
 from finessl.errors import FinesslError
 from finessl.files import DamagedFile, read_bytes, read_json, sync_folder, write_atomically, write_json, writing
-from finessl.recipe import Recipe, read_toml
+from finessl.recipe import Recipe
 
 __all__ = ["MetricsLog", "RunDirectory", "git_revision", "sync_folder", "write_atomically", "writing"]
 
@@ -193,7 +193,7 @@ class RunDirectory:
     def recipe(self) -> Recipe:
         if not self.recipe_file.exists():
             raise FinesslError(f"{self.path} is not a run directory: it has no recipe.toml.")
-        return Recipe.from_tree({**Recipe().tree(), **read_toml(self.recipe_file)})
+        return Recipe.restore(self.recipe_file)
 
     def finished(self) -> bool:
         return bool(self.meta().get("finished"))

@@ -27,6 +27,8 @@ def lr_factor(train: TrainRecipe, step: int, phase: tuple[int, int] | None = Non
         return 1.0
     if train.schedule == "cosine":
         done = step / (last - first)
+    elif train.schedule == "cosine-fixmatch":
+        return math.cos(7 * math.pi / 16 * step / (last - first))
     else:  # cosine-epoch: constant within an epoch
         done = (step // train.epoch_steps) / math.ceil((last - first) / train.epoch_steps)
     return 0.5 * (1 + math.cos(math.pi * done))

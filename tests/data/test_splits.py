@@ -65,12 +65,13 @@ def test_first_n_is_the_order_of_the_data() -> None:
         assert make_split(data, kind="first-n", labels_per_class=2, seed=seed).labeled.tolist() == [0, 1, 2, 3]
 
 
-def test_auto_takes_what_is_given_unless_a_number_is_asked() -> None:
+def test_auto_takes_what_is_given_and_never_hides_it() -> None:
     data = dataset([0, 0, 1, 1, -1, -1], given=[True, True, True, True, False, False])
     split = make_split(data)
     assert split.kind == "given" and split.labeled.tolist() == [0, 1, 2, 3] and len(split.unlabeled) == 6
     assert make_split(data, labels_per_class=None).kind == "given"
-    fewer = make_split(data, labels_per_class=1)
+    assert make_split(data, labels_per_class=1).labeled.tolist() == [0, 1, 2, 3]  # for data without a division
+    fewer = make_split(data, kind="per-class", labels_per_class=1)
     assert fewer.kind == "per-class" and len(fewer.labeled) == 2 and len(fewer.unlabeled) == 6
     assert make_split(data, labeled_in_unlabeled=False).unlabeled.tolist() == [4, 5]
     assert split.settings == {"labeled_in_unlabeled": True}
@@ -81,9 +82,9 @@ def test_labels_that_were_not_given_are_never_drawn() -> None:
     """Known for diagnosis (an oracle), but not labels."""
     data = dataset([0, 0, 0, 1, 1, 1], given=[True, False, False, True, False, False])
     assert make_split(data).labeled.tolist() == [0, 3]
-    assert make_split(data, labels_per_class=1).labeled.tolist() == [0, 3]
+    assert make_split(data, kind="per-class", labels_per_class=1).labeled.tolist() == [0, 3]
     with pytest.raises(FinesslError, match="too few labels in 2 of 2 classes: c0 has 1 of 2, c1 has 1 of 2"):
-        make_split(data, labels_per_class=2)
+        make_split(data, kind="per-class", labels_per_class=2)
 
 
 def test_counts_labels_and_test() -> None:
@@ -125,8 +126,8 @@ def test_a_class_without_labels_is_an_error() -> None:
         ({}, "say how many to keep in each class"),
         ({"kind": "given"}, "say how many to keep in each class"),
         ({"labels_per_class": 3}, "too few labels in 1 of 2 classes: c1 has 2 of 3"),
-        ({"labels_per_class": 0}, "should be at least 1"),
-        ({"labels_per_class": "many"}, "labels_per_class = 'many' should be int"),
+        ({"labels_per_class": 0}, "labels_per_class = 0 should be an integer between 1"),
+        ({"labels_per_class": "many"}, "labels_per_class = 'many' should be an integer"),
         ({"kind": "per-clas", "labels_per_class": 1}, "unknown split 'per-clas'; did you mean per-class"),
         ({"labels": 3}, "no option 'labels'"),
     ],

@@ -15,7 +15,7 @@ from finessl.errors import FinesslError
 from finessl.methods import METHODS, create
 from finessl.methods.base import Method
 from finessl.methods.finessl import FORMS
-from finessl.registry import options_of
+from finessl.options import options_of
 
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("supervised", {}),
@@ -193,8 +193,8 @@ def test_options_from_the_command_line_are_read() -> None:
     [
         ("fixmtch", {}, "fixmatch"),
         ("fixmatch", {"treshold": 0.5}, "threshold"),
-        ("fixmatch", {"threshold": 95}, "threshold = 95 should be between 0 and 1"),
-        ("fixmatch", {"unlabeled_weight": -1}, "unlabeled_weight = -1 should be at least 0"),
+        ("fixmatch", {"threshold": 95}, "threshold = 95 should be a number between 0 and 1"),
+        ("fixmatch", {"unlabeled_weight": -1}, "unlabeled_weight = -1 should be a number between 0 and"),
         ("finessl", {"margin_shape": "square"}, "margin_shape"),
         ("finessl", {"without": ["bns"]}, "bms"),
         ("finessl", {"smoothing": 1.5}, "smoothing"),

@@ -296,7 +296,7 @@ def test_mistakes_are_named_before_anything_is_planned(no_hub: None, tmp_path: P
         ("method.gama=1", "no option 'gama'"),
         ("tuning.name=lorra", "did you mean lora"),
         ("model.backbone=embeded", "unknown backbone 'embeded'; did you mean embedded"),
-        ("typo=1", "no section 'typo'.*Known: seed, data.*section.field=value"),
+        ("typo=1", "no section 'typo'.*Known: seed, plugins, data.*section.field=value"),
     ):
         with pytest.raises(FinesslError, match=message):
             run(*words, "--set", setting)

@@ -144,7 +144,7 @@ def test_a_trained_backbone_is_refused(shapes: Path, tmp_path: Path) -> None:
     with pytest.raises(FinesslError, match="frozen backbone"):
         app(["train", str(shapes), "--out", str(tmp_path / "run"), "--cache-features", "2"], standalone_mode=False)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(FinesslError, match="train.cache_features = -1 should be at least 0"):
+    with pytest.raises(FinesslError, match="train.cache_features = -1 should be an integer between 0 and"):
         recipe(shapes, **{"train.cache_features": -1})
 
 

@@ -5,6 +5,7 @@ A source is one file here with one function `open_…(path, *, options) -> Datas
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from finessl.data.dataset import Dataset, label_ids
 from finessl.data.index import Progress
 from finessl.errors import FinesslError
-from finessl.registry import Registry, check_options, nearest, options_of
+from finessl.options import check_options
+from finessl.registry import Registry, nearest
 
 # Known data sets, opened by name with the folder that holds them (root) …
 NAMED = {
@@ -49,12 +51,12 @@ def open_dataset(
 
     data: a folder, a table, shards, "hf:NAME" or a known name.   root: where a known data set lies.   test: another
     folder or table with labeled images to test on.   strict: broken images are an error, instead of being left out.
-    options: what the source takes besides (`finessl.registry.options_of(SOURCES[name])`).
+    options: what the source takes besides (`finessl.options.options_of(SOURCES[name])`).
     """
     name, path = recognise(data, root)
     source = SOURCES[name]
     checked = check_options("dataset", name, source, options)
-    if "progress" in options_of(source):
+    if "progress" in inspect.signature(source).parameters:
         checked["progress"] = progress
     try:
         dataset: Dataset = source(path, **checked)
@@ -71,8 +73,8 @@ def recognise(data: str | Path, root: str | Path | None) -> tuple[str, Path | st
     """(source, path) that `data` and `root` mean."""
     if str(data).startswith("hf:"):
         return "huggingface", str(data)[3:]
-    path = Path(data).expanduser()
-    if str(data) in NAMED and (root is not None or not path.exists()):
+    path, known = Path(data).expanduser(), named_sources()
+    if str(data) in known and (root is not None or not path.exists()):
         return str(data), None if root is None else Path(root).expanduser()
     if root is not None:
         path = Path(root).expanduser() / path
@@ -83,9 +85,14 @@ def recognise(data: str | Path, root: str | Path | None) -> tuple[str, Path | st
     if path.is_file():
         return "webdataset" if path.suffix == ".tar" else "table", path
     raise FinesslError(
-        f"{data}: there is no such folder or file, and no data set of that name{nearest(str(data), NAMED)} "
-        f"Known names: {', '.join(NAMED)}."
+        f"{data}: there is no such folder or file, and no data set of that name{nearest(data, known) or '.'} "
+        f"Known names: {', '.join(known)}."
     )
+
+
+def named_sources() -> list[str]:
+    """Data sets that are opened by name, those of plug-ins too."""
+    return [name for name in SOURCES.names() if name not in FORMS]
 
 
 def with_test(dataset: Dataset, path: Path, progress: Progress | None, **columns: str | None) -> Dataset:

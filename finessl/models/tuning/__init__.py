@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from finessl.errors import FinesslError
-from finessl.registry import Registry, check_options, options_of
+from finessl.options import check_options, options_of
+from finessl.registry import Registry, nearest
 
 if TYPE_CHECKING:
     from finessl.models.tuning.base import Tuning
@@ -32,23 +33,33 @@ TUNINGS = Registry(
 
 
 def create(spec: str, options: Mapping[str, Any] | None = None) -> Tuning:
-    """The strategy `spec`, or several joined by "+". Of several, an option that more than one takes is written
-    "strategy.option" (that form is always allowed)."""
+    """The strategy `spec`, or several joined by "+"."""
     from finessl.models.tuning.base import Composed
 
+    parts = [
+        cls(**check_options("tuning", name, cls, chosen))
+        for name, (cls, chosen) in resolve(spec, options or {}).items()
+    ]
+    return parts[0] if len(parts) == 1 else Composed(parts)
+
+
+def resolve(spec: str, options: Mapping[str, Any]) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Strategy → (class, its options). Of several strategies, an option that more than one takes is written
+    "strategy.option" (that form is always allowed)."""
     names = [name.strip() for name in spec.split("+")]
     if len(set(names)) < len(names):
         raise FinesslError(f"tuning {spec!r} names a strategy twice.")
     classes = {name: TUNINGS[name] for name in names}
     chosen: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for option, value in (options or {}).items():
+    for option, value in options.items():
         owner, _, bare = option.rpartition(".")
         takers = [owner] if owner else [name for name in names if bare in options_of(classes[name])]
         if len(takers) > 1:
             forms = " or ".join(f"{name}.{bare}" for name in takers)
             raise FinesslError(f"tuning {spec!r}: more than one part takes the option {bare!r}; write {forms}.")
         if takers and takers[0] not in chosen:
-            raise FinesslError(f"tuning {spec!r} has no part {owner!r} (option {option!r}).")
+            raise FinesslError(
+                f"tuning {spec!r} has no part {owner!r} (option {option!r}){nearest(owner, names) or '.'}"
+            )
         chosen[takers[0] if takers else names[0]][bare] = value
-    parts = [cls(**check_options("tuning", name, cls, chosen[name])) for name, cls in classes.items()]
-    return parts[0] if len(parts) == 1 else Composed(parts)
+    return {name: (cls, chosen[name]) for name, cls in classes.items()}

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from finessl.models.encoder import Encoder
-from finessl.models.tuning.base import Tuning, last_blocks, like, normal, positive, transformer
+from finessl.models.tuning.base import Tuning, last_blocks, like, normal, transformer
 from finessl.models.vit import layer_norm
+from finessl.options import Count, Weight
 
 
 class Bottleneck(nn.Module):
@@ -37,9 +38,8 @@ class Adapter(Tuning):
     name = "adapter"
 
     def __init__(
-        self, *, dim: int = 8, scale: float = 0.1, learn_scale: bool = False, layers: int | None = None
+        self, *, dim: Count = 8, scale: Weight = 0.1, learn_scale: bool = False, layers: Count | None = None
     ) -> None:
-        positive(self.name, dim=dim)
         self.dim = dim
         self.scale = scale
         self.learn_scale = learn_scale

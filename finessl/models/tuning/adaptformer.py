@@ -4,16 +4,17 @@ x + MLP(LN2(x)) + s·Up(Dropout(ReLU(Down(LN(x)))))."""
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
-from finessl.models.tuning.base import Tuning, last_blocks, like, positive, transformer, uniform
+from finessl.models.tuning.base import Tuning, last_blocks, like, transformer, uniform
 from finessl.models.vit import layer_norm
+from finessl.options import Count, Weight
 
 
 class Branch(nn.Module):
@@ -43,15 +44,12 @@ class AdaptFormer(Tuning):
     def __init__(
         self,
         *,
-        dim: int = 64,
-        scale: float = 0.1,
+        dim: Count = 64,
+        scale: Weight = 0.1,
         norm: Literal["in", "none"] = "in",
-        dropout: float = 0.1,
-        layers: int | None = None,
+        dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1,
+        layers: Count | None = None,
     ) -> None:
-        positive(self.name, dim=dim)
-        if not 0 <= dropout < 1:
-            raise FinesslError(f"{self.name}: dropout = {dropout} should be at least 0 and less than 1.")
         self.dim = dim
         self.scale = scale
         self.norm = norm

@@ -102,12 +102,6 @@ def last_blocks(encoder: ViTEncoder, layers: int | None, strategy: str) -> Itera
     return ((i, encoder.model.blocks[i]) for i in range(encoder.depth - count, encoder.depth))
 
 
-def positive(strategy: str, **options: int) -> None:
-    for option, value in options.items():
-        if value < 1:
-            raise FinesslError(f"{strategy}: {option} = {value} should be at least 1.")
-
-
 def like(encoder: nn.Module) -> dict[str, Any]:
     """Device and dtype for new parameters: the encoder's device, in float32 at least."""
     first = next(encoder.parameters())

@@ -9,6 +9,7 @@ from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
 from finessl.models.tuning.base import Tuning, last_blocks, transformer
 from finessl.models.vit import ViTEncoder
+from finessl.options import Count
 
 
 class Full(Tuning):
@@ -19,7 +20,7 @@ class Full(Tuning):
     mergeable = True
     gentle = 1e-4
 
-    def __init__(self, *, blocks: int | None = None, gradient_checkpointing: bool = False) -> None:
+    def __init__(self, *, blocks: Count | None = None, gradient_checkpointing: bool = False) -> None:
         self.blocks = blocks
         self.gradient_checkpointing = gradient_checkpointing
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from finessl.models.encoder import Encoder
-from finessl.models.tuning.base import Tuning, Wrapper, last_blocks, like, positive, transformer, uniform
+from finessl.models.tuning.base import Tuning, Wrapper, last_blocks, like, transformer, uniform
 from finessl.models.vit import project
+from finessl.options import Count, Weight
 
 
 class LowRank(Wrapper):
@@ -51,12 +52,11 @@ class LoRA(Tuning):
     def __init__(
         self,
         *,
-        rank: int = 16,
-        alpha: float = 1.0,
+        rank: Count = 16,
+        alpha: Weight = 1.0,
         init: Literal["released", "original"] = "released",
-        layers: int | None = None,
+        layers: Count | None = None,
     ) -> None:
-        positive(self.name, rank=rank)
         self.rank = rank
         self.scale = alpha / rank
         self.init = init

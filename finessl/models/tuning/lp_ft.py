@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
 from finessl.models.tuning.full import Full
+from finessl.options import Count, Probability
 
 
 class ProbeThenFull(Full):
@@ -15,10 +15,10 @@ class ProbeThenFull(Full):
 
     name = "lp-ft"
 
-    def __init__(self, *, probe: float = 0.5, blocks: int | None = None, gradient_checkpointing: bool = False) -> None:
+    def __init__(
+        self, *, probe: Probability = 0.5, blocks: Count | None = None, gradient_checkpointing: bool = False
+    ) -> None:
         super().__init__(blocks=blocks, gradient_checkpointing=gradient_checkpointing)
-        if not 0 <= probe <= 1:
-            raise FinesslError(f"{self.name}: probe = {probe} should be between 0 and 1.")
         self.probe = probe
         self.probing: bool | None = None
 

@@ -16,6 +16,7 @@ from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder, PlainEncoder
 from finessl.models.tuning.base import Tuning, Wrapper, like, normal, transformer
 from finessl.models.vit import ViTEncoder, layer_norm, project
+from finessl.options import Weight
 
 
 class ScaleShifted(Wrapper):
@@ -62,9 +63,7 @@ class ScaleShift(Tuning):
     unchanged = False
     mergeable = True
 
-    def __init__(self, *, positions: Literal["released", "all"] = "released", deviation: float = 0.02) -> None:
-        if deviation < 0:
-            raise FinesslError(f"{self.name}: deviation = {deviation} should not be negative.")
+    def __init__(self, *, positions: Literal["released", "all"] = "released", deviation: Weight = 0.02) -> None:
         self.positions = positions
         self.deviation = deviation
 

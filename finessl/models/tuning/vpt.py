@@ -13,8 +13,9 @@ from torch import nn
 
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
-from finessl.models.tuning.base import Tuning, last_blocks, like, positive, transformer, uniform
+from finessl.models.tuning.base import Tuning, last_blocks, like, transformer, uniform
 from finessl.models.vit import ViTEncoder
+from finessl.options import Count
 
 
 def initial_bound(encoder: ViTEncoder) -> float:
@@ -27,8 +28,7 @@ class DeepPrompts(Tuning):
     name = "vpt-deep"
     unchanged = False
 
-    def __init__(self, *, length: int = 50, layers: int | None = None) -> None:
-        positive(self.name, length=length)
+    def __init__(self, *, length: Count = 50, layers: Count | None = None) -> None:
         self.length = length
         self.layers = layers
 
@@ -45,8 +45,7 @@ class ShallowPrompts(Tuning):
     name = "vpt-shallow"
     unchanged = False
 
-    def __init__(self, *, length: int = 50) -> None:
-        positive(self.name, length=length)
+    def __init__(self, *, length: Count = 50) -> None:
         self.length = length
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
