@@ -152,9 +152,7 @@ def test_mistakes_in_the_options(shapes: Path, tmp_path: Path) -> None:
     fails("eval-every", "--eval-every", "-1")
     for value in ("2020-01-01", "{a=1}", "-1", "inf", "\x7f"):
         fails("alpha", "--set", f"method.alpha={value}")
-    fails(
-        r"images of one step take [\d,]+ bytes, and cpu has", "--batch-size", "80000", "--set", "data.image_size=512"
-    )
+    fails(r"images of one step take [\d,]+ bytes, and cpu has", "--batch-size", "80000", "--set", "data.image_size=512")
     fails("no option 'opps'; did you mean ops", "--set", "data.strong.opps=3")
     fails("the plug-in .*nowhere.py cannot be read", "--plugin", "nowhere.py")
     assert not (tmp_path / "run").exists()  # a refused command leaves nothing behind
