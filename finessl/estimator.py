@@ -21,7 +21,7 @@ from finessl.errors import FinesslError
 from finessl.evaluation import predict_images
 
 # Short names that say where a data set is and how it is read; here X and y are the data.
-OF_DATA = {"root", "test", "download", "strict"}
+OF_DATA = {"root", "test", "strict", *(name for name, field in SHORT.items() if field.startswith("source."))}
 
 
 class InputError(FinesslError, ValueError):
