@@ -21,7 +21,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from finessl.data.augment import normalise
-from finessl.data.images import ImageError, decode, to_bytes, to_rgb
+from finessl.data.images import ImageError, decode, resize, to_bytes, to_rgb
 from finessl.data.ops import upload
 from finessl.errors import FinesslError
 from finessl.files import DamagedFile, read_json, replacing, sha256, write_json, writing
@@ -269,7 +269,7 @@ def batches(images: Sequence[ImageLike], size: int, batch: int) -> Iterator[np.n
 def squash(image: np.ndarray, size: int) -> np.ndarray:
     if image.shape[:2] == (size, size):
         return image
-    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
+    return np.asarray(resize(Image.fromarray(image), size, size))
 
 
 def pixels(image: ImageLike, position: int, size: int) -> np.ndarray:

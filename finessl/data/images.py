@@ -78,7 +78,7 @@ def shrunk(image: Image.Image, shorter: int | None = None, square: int | None = 
     draft = image.draft(None, (2 * width, 2 * height)) if shorter or square else None
     image.load()
     if draft and image.size != stored:  # the decoder rounds the size up; the box is what it really covers
-        image = image.resize((width, height), Image.Resampling.BILINEAR, draft[1])
+        image = resize(image, height, width, draft[1])
     image = to_rgb(image)
     if (image.height < image.width) != (height < width):  # it was turned
         height, width = width, height
@@ -108,10 +108,21 @@ def fitted(height: int, width: int, *, shorter: int | None = None, square: int |
     return (short, long) if height <= width else (long, short)
 
 
-def resize(image: Image.Image, height: int, width: int) -> Image.Image:
-    if (width, height) == image.size:
+def resize(
+    image: Image.Image, height: int, width: int, box: tuple[float, float, float, float] | None = None
+) -> Image.Image:
+    """Bilinear, as Pillow resizes, always across and then down, each pass rounded to bytes (as `ops.resample`).
+
+    Pillow 13 and later run the passes of some tall images in the other order, which rounds about a quarter of the pixels
+    by one level differently. Two calls keep the order.   box: the part of the image to resize.
+    """
+    if (width, height) == image.size and box is None:
         return image
-    return image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top, right, bottom = box or (0, 0, *image.size)
+    if image.height - height <= max(2 * (image.width - width), 0):  # Pillow's rule
+        return image.resize((width, height), Image.Resampling.BILINEAR, (left, top, right, bottom))
+    across = image.resize((width, image.height), Image.Resampling.BILINEAR, (left, 0, right, image.height))
+    return across.resize((width, height), Image.Resampling.BILINEAR, (0, top, width, bottom))
 
 
 @functools.cache

@@ -132,8 +132,9 @@ def interpolate(
 def resample(pixels: Tensor, rows: Axis, columns: Axis) -> Tensor:
     """Stored `pixels` resized and cut out at the given rows and columns: uint8 [n, 3, size, size].
 
-    As in Pillow before release 13, the horizontal pass is the first, and each rounds to uint8. The axis that a pass
-    works on is laid before the last, so that it moves whole lines of memory.
+    The horizontal pass is the first, and each rounds to uint8: as in `images.resize`, and as in Pillow itself but for
+    some tall images since its release 13. The axis that a pass works on is laid before the last, so that it moves whole
+    lines of memory.
     """
     n = len(pixels)
     step = 4 if pixels.device.type == "cpu" else max(n, 1)  # its sums stay in the cache

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from finessl.data.images import ArrayImages, FileImages, ImageError, decode, fitted, pillow_warnings, probe, to_rgb
+from finessl.data.images import ArrayImages, FileImages, ImageError, decode, fitted, pillow_warnings, probe, resize, to_rgb
 from finessl.data.paths import PathTable
 from finessl.errors import FinesslError
 
@@ -269,6 +269,16 @@ def test_large_jpegs_are_shrunk_while_decoding(height: int, width: int, orientat
         exact = np.asarray(full.resize((size[1], size[0]), Image.Resampling.BILINEAR))
         assert quick.shape == exact.shape == (*size, 3)
         assert np.abs(quick.astype(int) - exact).mean() < 1
+
+
+@pytest.mark.parametrize("height, width", [(1501, 403), (403, 1501), (700, 690)])
+def test_resizing_a_part_of_an_image(height: int, width: int) -> None:
+    """Across, then down: with any release of Pillow as before its release 13."""
+    image, bilinear = smooth(height, width), Image.Resampling.BILINEAR
+    box = (3.5, 7.25, width - 1.5, height - 20.0)
+    across = image.resize((90, height), bilinear, (box[0], 0, box[2], height))
+    expected = across.resize((90, 100), bilinear, (0, box[1], 90, box[3]))
+    assert (np.asarray(resize(image, 100, 90, box)) == np.asarray(expected)).all()
 
 
 def test_array_images(make) -> None:
