@@ -41,7 +41,7 @@ def options(
     """Image classifiers from very few labels: semi-supervised fine-tuning of vision foundation models."""
 
 
-from finessl.cli import benchmarks, data, demo, evaluate, export, grid, listing, predict, report, train  # noqa: E402, F401 - each adds its verbs to `app`
+from finessl.cli import benchmarks, cache, data, demo, evaluate, export, grid, listing, predict, report, train  # noqa: E402, F401 - each adds its verbs to `app`
 
 
 def main() -> None:

@@ -376,6 +376,9 @@ class FileImages:
     def path(self, i: int) -> Path:
         return self.root / self.paths[i]
 
+    def files(self) -> Iterator[str]:
+        return (os.path.join(self.root, self.paths[i]) for i in range(len(self)))
+
     def read(self, i: int, *, shorter: int | None = None, square: int | None = None) -> np.ndarray:
         return decode(self.path(i), shorter=shorter, square=square)
 

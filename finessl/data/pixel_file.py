@@ -1,32 +1,33 @@
 """The buffers that a pixel store is built in: in memory, or in files that survive an interruption.
 
-On disk a store is a folder: pixels.bin and .npy files for offsets, sizes and the state of each image. It is built in a
-folder of its own ("….part") and renamed when complete, so a store is either whole or not there. While building, pixels
-reach the disk before the note that they did; an interrupted build goes on from its notes.
+On disk a store is a folder: pixels.bin, .npy files for offsets, sizes, state and checksum of each image, and store.json
+with a digest of these. It is built in a folder of its own ("….part") and renamed when complete, so a store is either
+whole or not there. While building, pixels reach the disk before the note that they did; an interrupted build goes on
+from its notes. A damaged store is removed and built again (`cache.py` limits and shows what is kept).
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from filelock import FileLock
 
 from finessl.errors import FinesslError
 
-try:
-    import fcntl
-except ImportError:  # Windows: without the lock two builds of one store at once would only waste work
-    fcntl = None  # type: ignore[assignment]
-
 TODO, DONE, FAILED = 0, 1, 2
-VERSION = 1
+VERSION = 2
+ARRAYS = {"offsets": np.int64, "sizes": np.int32, "state": np.uint8, "sums": np.uint32}
+MANIFEST, READY = "store.json", "ready"
 
 
 class PixelBuffer:
@@ -38,7 +39,19 @@ class PixelBuffer:
         self.pixels = np.zeros(int(offsets[-1]), np.uint8)
         self.sizes = np.zeros((count, 2), np.int32)  # written when an image is decoded: rotation may swap the sides
         self.state = np.zeros(count, np.uint8)
+        self.sums: np.ndarray | None = None  # uint32 [N], CRC-32 of each image's pixels; in files only
         self.failures: list[tuple[int, str]] = []
+
+    def put(self, i: int, pixels: np.ndarray) -> bool:
+        """Store an image; False if it does not have the size that was planned."""
+        slot = self.pixels[self.offsets[i] : self.offsets[i + 1]]
+        if pixels.size != slot.size:
+            return False
+        slot[:] = pixels.reshape(-1)
+        self.sizes[i] = pixels.shape[:2]
+        if self.sums is not None:
+            self.sums[i] = checksum(slot)
+        return True
 
     def note(self, indices: np.ndarray, failures: list[tuple[int, str]]) -> None:
         """These images are decoded, but for the failures."""
@@ -51,18 +64,46 @@ class PixelFile(PixelBuffer):
     """The same in files under `folder`, memory-mapped."""
 
     def __init__(self, folder: Path, mode: Literal["r", "r+"]) -> None:
-        """ValueError, EOFError or OSError when the files are damaged."""
+        """ValueError, EOFError, KeyError or OSError when the files are damaged."""
         self.folder = folder
-        self.offsets, self.sizes, self.state = (
-            np.load(folder / f"{name}.npy", mmap_mode=mode) for name in ("offsets", "sizes", "state")
+        self.offsets, self.sizes, self.state, self.sums = (
+            np.load(folder / f"{name}.npy", mmap_mode=mode) for name in ARRAYS
         )
-        if (folder / "pixels.bin").stat().st_size != self.offsets[-1]:
-            raise ValueError("cut short")
+        self.check()
         empty = not self.offsets[-1]  # nothing can be mapped
         self.pixels = np.zeros(0, np.uint8) if empty else np.memmap(folder / "pixels.bin", np.uint8, mode)
         with open(folder / "failures.jsonl", encoding="ascii") as file:
             noted = [json.loads(line) for line in file if line.endswith("\n")]
         self.failures = sorted({(int(i), str(reason)) for i, reason in noted})
+        if mode == "r":
+            facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            if facts["version"] != VERSION or facts["digest"] != self.digest():
+                raise ValueError("damaged")
+            os.utime(folder / MANIFEST)  # when it was last used
+
+    def check(self) -> None:
+        """ValueError when the arrays do not describe one store: reading by them could leave the file."""
+        count = len(self.offsets) - 1
+        for (name, kind), shape in zip(ARRAYS.items(), [(count + 1,), (count, 2), (count,), (count,)], strict=True):
+            array = getattr(self, name)
+            if array.dtype != kind or array.shape != shape:
+                raise ValueError(f"{name} has another form")
+        spans, sides = np.diff(self.offsets), np.asarray(self.sizes, np.int64)
+        done = np.asarray(self.state) == DONE
+        if self.offsets[0] != 0 or (spans < 0).any() or (sides < 0).any():
+            raise ValueError("offsets or sizes are out of order")
+        if (sides[done].prod(1) * 3 != spans[done]).any():
+            raise ValueError("sizes and offsets differ")
+        if (self.folder / "pixels.bin").stat().st_size != self.offsets[-1]:
+            raise ValueError("cut short")
+
+    def digest(self) -> str:
+        """Of everything but the pixels, which have a checksum each."""
+        state = hashlib.blake2b(digest_size=16)
+        for name in ARRAYS:
+            state.update(np.ascontiguousarray(getattr(self, name)).data)
+        state.update(json.dumps(self.failures).encode())
+        return state.hexdigest()
 
     @classmethod
     def open(cls, folder: Path) -> PixelFile | None:
@@ -72,14 +113,14 @@ class PixelFile(PixelBuffer):
     @classmethod
     def resume(cls, folder: Path) -> PixelFile | None:
         """What an interrupted build has left, if anything."""
-        return cls._open(part_of(folder), "r+") if (part_of(folder) / "ready").is_file() else None
+        return cls._open(part_of(folder), "r+") if (part_of(folder) / READY).is_file() else None
 
     @classmethod
     def _open(cls, folder: Path, mode: Literal["r", "r+"]) -> PixelFile | None:
         if folder.is_dir():
             try:
                 return cls(folder, mode)
-            except (OSError, ValueError, EOFError):  # damaged from outside: to be built again
+            except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError):  # damaged: to be built again
                 shutil.rmtree(folder, ignore_errors=True)
         return None
 
@@ -91,22 +132,23 @@ class PixelFile(PixelBuffer):
             part.mkdir(parents=True)
             if (free := shutil.disk_usage(part).free) < needed:
                 raise OSError(errno.ENOSPC, f"{needed / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB are free")
-            np.save(part / "offsets.npy", offsets)
+            np.save(part / "offsets.npy", offsets.astype(np.int64))
             np.save(part / "sizes.npy", np.zeros((count, 2), np.int32))
             np.save(part / "state.npy", np.zeros(count, np.uint8))
+            np.save(part / "sums.npy", np.zeros(count, np.uint32))
             (part / "failures.jsonl").touch()
             with open(part / "pixels.bin", "wb") as file:
                 file.truncate(needed)
                 if needed and hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a crash in the map
                     os.posix_fallocate(file.fileno(), 0, needed)
-            (part / "ready").touch()
+            (part / READY).touch()
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise cannot_write(part.parent, error) from error
         return cls(part, "r+")
 
     def note(self, indices: np.ndarray, failures: list[tuple[int, str]]) -> None:
-        for array in (self.pixels, self.sizes):
+        for array in (self.pixels, self.sizes, self.sums):
             if isinstance(array, np.memmap):
                 array.flush()
         with open(self.folder / "failures.jsonl", "a", encoding="ascii") as file:
@@ -117,13 +159,23 @@ class PixelFile(PixelBuffer):
         if isinstance(self.state, np.memmap):
             self.state.flush()
 
-    def finish(self) -> PixelFile:
-        """Complete: take the final name and open read-only."""
+    def finish(self, about: str) -> PixelFile:
+        """Complete: take the final name and open read-only.   about: what it holds, for people."""
         final = self.folder.with_suffix("")
         if self.folder != final:
-            os.replace(self.folder, final)
-            (final / "ready").unlink()
+            self.failures = sorted(set(self.failures))
+            facts = {"version": VERSION, "about": about, "digest": self.digest()}
+            try:
+                (self.folder / MANIFEST).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+                os.replace(self.folder, final)
+                (final / READY).unlink()
+            except OSError as error:
+                raise cannot_write(final, error) from error
         return PixelFile(final, "r")
+
+
+def checksum(pixels: np.ndarray) -> int:
+    return zlib.crc32(pixels.data)
 
 
 def cannot_write(folder: Path, error: OSError) -> FinesslError:
@@ -137,15 +189,21 @@ def part_of(folder: Path) -> Path:
     return folder.with_suffix(".part")
 
 
+def lock_of(folder: Path) -> FileLock:
+    return FileLock(folder.with_suffix(".lock"))
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Held while building; a second process that builds the same store waits here for the first."""
+    lock = lock_of(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        file = open(folder.with_suffix(".lock"), "w")  # noqa: SIM115
+        lock.acquire()
     except OSError as error:
         raise cannot_write(folder.parent, error) from error
-    with file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+    try:
         yield
+        Path(lock.lock_file).unlink(missing_ok=True)  # whoever waits for it finds the finished store
+    finally:
+        lock.release()

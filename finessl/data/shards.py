@@ -125,6 +125,9 @@ class ShardImages:
         except OSError as error:
             raise ImageError(f"the shard cannot be read: {error.strerror or error}") from error
 
+    def files(self) -> Iterator[str]:
+        return (os.path.join(self.root, shard) for shard in self.shards)
+
     def read(self, i: int, *, shorter: int | None = None, square: int | None = None) -> np.ndarray:
         return decode(self.content(i), shorter=shorter, square=square)
 

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from finessl.data import pixel_file
-from finessl.data.dataset import Statistics
-from finessl.data.images import ArrayImages, ImageError, Images, fitted
-from finessl.data.index import Progress, cache_folder
+from finessl.data.cache import make_room, pixel_folder, remove
+from finessl.data.dataset import Statistics, readable
+from finessl.data.identity import content_digest, written_digest
+from finessl.data.images import LONGEST, ArrayImages, ImageError, Images, fitted
+from finessl.data.index import Progress
 from finessl.data.ops import upload
 from finessl.data.pixel_file import PixelBuffer, PixelFile, locked
 from finessl.errors import FinesslError
@@ -34,10 +36,17 @@ class PixelStore:
     """uint8 pixels of N images: one flat buffer, and one [N, h, w, 3] array where all have the same size."""
 
     def __init__(
-        self, flat: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, failures: list[tuple[int, str]] | None = None
+        self,
+        flat: np.ndarray,
+        offsets: np.ndarray,
+        sizes: np.ndarray,
+        failures: list[tuple[int, str]] | None = None,
+        file: PixelFile | None = None,
     ) -> None:
         self.flat, self.offsets, self.sizes = flat, offsets, sizes  # sizes: int32 [N, 2], (0, 0) where decoding failed
         self.failures = failures or []  # (index, reason)
+        self.file = file  # where the pixels are, if on disk; each image is compared with its checksum once
+        self._verified = np.zeros(len(sizes), bool)
         good = sizes[sizes[:, 0] > 0]
         self.array: np.ndarray | None = None
         if len(good) and (good == good[0]).all() and len(flat) == len(sizes) * int(good[0].prod()) * 3:
@@ -92,7 +101,20 @@ class PixelStore:
 
     def image(self, i: int) -> np.ndarray:
         """uint8 [h, w, 3], without a copy."""
+        self._verify(i)
         return self.flat[self.offsets[i] : self.offsets[i + 1]].reshape(*self.sizes[i], 3)
+
+    def _verify(self, i: int) -> None:
+        """Compares an image of a file with its checksum, the first time that it is read."""
+        if self.file is None or self.file.sums is None or self._verified[i] or not self.sizes[i, 0]:
+            return
+        if pixel_file.checksum(self.flat[self.offsets[i] : self.offsets[i + 1]]) != self.file.sums[i]:
+            remove(self.file.folder)
+            raise FinesslError(
+                f"the decoded images in {self.file.folder} are damaged and have been removed. Run the same command again: "
+                "it decodes the images once more."
+            )
+        self._verified[i] = True
 
     def statistics(self, sample: int = 5_000) -> Statistics:
         """Mean and standard deviation of each channel (of values from 0 to 1), over evenly spaced images."""
@@ -108,6 +130,8 @@ class PixelStore:
     def to_device(self, device: torch.device | str) -> PixelStore:
         """Keep all pixels on the device, if all have one size: fetch then reads them there, without waiting."""
         if self.array is not None:
+            for i in range(len(self)):
+                self._verify(i)
             array = np.require(self.array, requirements=["C", "W"])  # PyTorch warns of read-only memory
             self._resident = torch.from_numpy(array).to(device)
             self._resident_size = torch.tensor(self.array.shape[1:3], device=device)
@@ -141,7 +165,7 @@ class PixelStore:
             if fitted(*size, shorter=shorter, square=square) == size:
                 return cls.from_array(images.array)
         fit = Fit(images, shorter, square)
-        folder = Path(cache_dir or cache_folder() / "pixels") / fit.identity()
+        folder = pixel_folder(cache_dir) / fit.identity()
         buffer: PixelBuffer | None = PixelFile.open(folder)
         if buffer is None:
             limit = free_memory() // 2 if memory_limit_bytes is None else memory_limit_bytes
@@ -155,10 +179,14 @@ class PixelStore:
                     fit.decode(buffer, pool, progress)
                 else:
                     with locked(folder):  # by now another process may have begun, or finished
-                        buffer = PixelFile.open(folder) or PixelFile.resume(folder) or PixelFile.create(folder, offsets)
+                        buffer = PixelFile.open(folder) or PixelFile.resume(folder)
+                        if buffer is None:
+                            make_room(folder.parent, int(offsets[-1]), keep=folder)
+                            buffer = PixelFile.create(folder, offsets)
                         fit.decode(buffer, pool, progress)
-                        buffer = buffer.finish()
-        return cls(buffer.pixels, buffer.offsets, buffer.sizes, sorted(buffer.failures))
+                        buffer = buffer.finish(fit.about())
+        file = buffer if isinstance(buffer, PixelFile) else None
+        return cls(buffer.pixels, buffer.offsets, buffer.sizes, sorted(buffer.failures), file)
 
 
 class Fit:
@@ -168,8 +196,15 @@ class Fit:
         self.images, self.shorter, self.square = images, shorter, square
 
     def identity(self) -> str:
-        text = f"{pixel_file.VERSION} {self.images.fingerprint()} {self.shorter} {self.square}"
+        """Of the images by name, size, content and time of writing: an image replaced in place is decoded again."""
+        what = (self.images.fingerprint(), content_digest(self.images), written_digest(self.images))
+        text = f"{pixel_file.VERSION} {' '.join(what)} {self.shorter} {self.square} {LONGEST}"
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def about(self) -> str:
+        """In words, for `finessl cache`."""
+        form = f"{self.square}×{self.square}" if self.square else f"shorter side {self.shorter or 'as it is'}"
+        return f"{len(self.images):,} images, {form}, from {readable(self.images.key(0))}"
 
     def plan(self, pool: ThreadPoolExecutor) -> np.ndarray:
         """Where each image goes, from its header; one that has none gets an equal share where all have one size."""
@@ -207,12 +242,8 @@ class Fit:
         failures = []
         for i in indices.tolist():
             try:
-                pixels = self.images.read(i, shorter=self.shorter, square=self.square)
-                slot = buffer.pixels[buffer.offsets[i] : buffer.offsets[i + 1]]
-                if pixels.size != slot.size:
+                if not buffer.put(i, self.images.read(i, shorter=self.shorter, square=self.square)):
                     raise ImageError("broken: its header gives another size than its pixels have")
-                slot[:] = pixels.reshape(-1)
-                buffer.sizes[i] = pixels.shape[:2]
             except ImageError as error:
                 failures.append((i, str(error)))
         return len(indices), failures

@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from finessl.data.images import ArrayImages, FileImages, ImageError, decode, fitted, pillow_warnings, probe, resize, to_rgb
+from finessl.data.images import (
+    ArrayImages,
+    FileImages,
+    ImageError,
+    decode,
+    fitted,
+    pillow_warnings,
+    probe,
+    resize,
+    to_rgb,
+)
 from finessl.data.paths import PathTable
 from finessl.errors import FinesslError
 

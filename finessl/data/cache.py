@@ -1,0 +1,141 @@
+"""What finessl keeps to be faster next time: decoded images, and lists of the images in large folders and shards.
+
+Everything here can be made again. It is kept in `cache_folder()`: $FINESSL_CACHE, or the user's cache folder. Decoded
+images are written only where they do not fit into memory; beyond a limit ($FINESSL_CACHE_GB, by default 100 GB) those
+that were not used for the longest time are removed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from finessl.data.index import cache_folder
+from finessl.errors import FinesslError
+
+LIMIT_GB = 100.0
+NAME = re.compile(r"[0-9a-f]{24}(\.part|\.npz)?")  # what finessl itself has put there
+
+
+@dataclass(frozen=True)
+class Entry:
+    path: Path
+    what: str
+    size: int  # bytes
+    used: float  # seconds since 1970
+
+
+def pixel_folder(cache_dir: Path | None = None) -> Path:
+    """Where decoded images are kept."""
+    return Path(cache_dir) if cache_dir is not None else cache_folder() / "pixels"
+
+
+def limit_bytes() -> int:
+    """How much decoded images may take."""
+    text = os.environ.get("FINESSL_CACHE_GB", "") or str(LIMIT_GB)
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = math.nan
+    if not 0 <= limit < math.inf:
+        raise FinesslError(f"FINESSL_CACHE_GB should be a number of gigabytes, not {text!r}.")
+    return int(limit * 1e9)
+
+
+def entries(cache_dir: Path | None = None) -> list[Entry]:
+    """All that is kept, the last used first.   cache_dir: look for decoded images there."""
+    found = list(stores(pixel_folder(cache_dir)))
+    for kind, what in (("index", "list of the images in a folder"), ("shards", "list of the images in shards")):
+        for path in children(cache_folder() / kind):
+            found.append(Entry(path, what, size_of(path), modified(path)))
+    return sorted(found, key=lambda entry: -entry.used)
+
+
+def stores(folder: Path) -> Iterator[Entry]:
+    """Decoded images, finished or not."""
+    for path in children(folder):
+        if not (path / "offsets.npy").is_file():
+            continue
+        manifest = path / "store.json"
+        try:
+            what = str(json.loads(manifest.read_text(encoding="utf-8"))["about"])
+        except (OSError, ValueError, KeyError, TypeError):
+            what = "not finished" if path.suffix else "of another version of finessl"
+        yield Entry(path, f"decoded images: {what}", size_of(path), modified(manifest if manifest.is_file() else path))
+
+
+def children(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if NAME.fullmatch(path.name))
+    except OSError:
+        return []
+
+
+def size_of(path: Path) -> int:
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def make_room(folder: Path, needed: int, keep: Path) -> None:
+    """Remove the decoded images that were not used for the longest time until `needed` bytes more are within the limit.
+
+    What another process is building stays; what another process reads stays readable for it.
+    """
+    others = sorted((entry for entry in stores(folder) if entry.path.stem != keep.name), key=lambda entry: entry.used)
+    excess = sum(entry.size for entry in others) + needed - limit_bytes()
+    for entry in others:
+        if excess > 0 and remove(entry.path):
+            excess -= entry.size
+
+
+def remove(path: Path) -> bool:
+    """Remove an entry with its lock; False for one that is being built now."""
+    lock = FileLock(path.with_suffix(".lock"))
+    try:
+        with lock.acquire(timeout=0):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            Path(lock.lock_file).unlink(missing_ok=True)
+    except (Timeout, OSError):
+        return False
+    return not path.exists()
+
+
+def clear(cache_dir: Path | None = None) -> tuple[list[Entry], list[Entry]]:
+    """Remove everything; (removed, still in use)."""
+    found = entries(cache_dir)
+    removed = [entry for entry in found if remove(entry.path)]
+    for folder in {pixel_folder(cache_dir), *(entry.path.parent for entry in found)}:
+        for lock in folder.glob("*.lock"):  # of builds that never began
+            if NAME.fullmatch(lock.stem) and not children_of(lock):
+                remove(lock.with_suffix(""))
+    return removed, [entry for entry in found if entry not in removed]
+
+
+def children_of(lock: Path) -> list[Path]:
+    return [path for path in (lock.with_suffix(""), lock.with_suffix(".part")) if path.exists()]
+
+
+def age(used: float) -> str:
+    """ "3 days"."""
+    seconds = max(time.time() - used, 0)
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count:,} {unit}{'' if count == 1 else 's'}"
+    return "less than a minute"
