@@ -8,18 +8,21 @@ from types import FrameType
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C raises KeyboardInterrupt. During an import the process ends at once instead: an exception there can abort
-    a C++ library that is being loaded."""
+    """Ctrl-C raises KeyboardInterrupt, SIGTERM raises SystemExit. During an import the process ends at once instead: an
+    exception there can abort a C++ library that is being loaded."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            os.write(2, b"finessl: interrupted.\n")
-            os._exit(130)
+            os.write(2, b"finessl: interrupted.\n" if number == signal.SIGINT else b"finessl: terminated.\n")
+            os._exit(128 + number)
         frame = frame.f_back
-    raise KeyboardInterrupt
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     from finessl.cli import main as run
 
     run()

@@ -115,9 +115,10 @@ def test_help_fits_80_columns(words: list[str], monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 @pytest.mark.parametrize("importing", [True, False])
-def test_ctrl_c_ends_in_one_line(importing: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "status", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_a_signal_ends_in_one_line(importing: bool, name: str, status: int, word: str, tmp_path: Path) -> None:
     """While a module is imported, and later."""
-    interrupted = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
+    interrupted = f"import os, signal, time\nos.kill(os.getpid(), signal.{name})\ntime.sleep(9)\n"
     (tmp_path / "slow_module.py").write_text(interrupted)
     program = f"""
 import sys
@@ -127,4 +128,4 @@ cli.app = lambda: {"__import__('slow_module')" if importing else f"exec({interru
 __main__.main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (130, "finessl: interrupted.\n")
+    assert (done.returncode, done.stderr) == (status, f"finessl: {word}.\n")

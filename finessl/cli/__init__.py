@@ -53,12 +53,14 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except FinesslError as error:
-        fail(str(error), 1)
+        fail(str(error), error.status)
     except KeyboardInterrupt:
         fail("interrupted.", 130)
     except SystemExit as end:
         if end.code == 130:  # typer's exit status for Ctrl-C, without a word
             fail("interrupted.", 130)
+        if end.code == 143:  # SIGTERM
+            fail("terminated.", 143)
         raise
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EIO):

@@ -167,7 +167,7 @@ def terminated_is_interrupted() -> Iterator[None]:
     """SIGTERM ends the grid as Ctrl-C does, so that no cell goes on alone."""
 
     def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+        raise SystemExit(128 + number)
 
     try:
         before = signal.signal(signal.SIGTERM, interrupt)

@@ -3,7 +3,8 @@
 The global batch is split over the processes; their logits, C numbers an image, are gathered before the method sees
 them, so every process computes the same loss and the same state and no method knows of processes. Gradients of the
 few trained parameters are summed in one flat all-reduce (DistributedDataParallel would need the weak and the strong
-pass in one module call, and has nothing to overlap here).
+pass in one module call, and has nothing to overlap here). BatchNorm that trains sees the global
+batch (batch_norm.py).
 """
 
 from __future__ import annotations
@@ -65,6 +66,15 @@ class Processes:
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def highest(self, number: int) -> int:
+        """The largest of all processes' numbers."""
+        if self.world == 1:
+            return number
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        shared = torch.tensor(number, device=device)
+        dist.all_reduce(shared, dist.ReduceOp.MAX)
+        return int(shared)
 
     def first_does(self, action: Callable[[], Any]) -> None:
         """`action`, in the first process. Where it is refused, that process says why and all of them end."""

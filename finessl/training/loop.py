@@ -11,7 +11,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from finessl.data.dataset import Dataset, left_out
 from finessl.data.loader import Prefetcher
 from finessl.data.sampler import DROPOUT, generator
 from finessl.data.store import PixelStore
-from finessl.errors import FinesslError
+from finessl.errors import FinesslError, Stopped
 from finessl.files import write_arrays, writing
 from finessl.models.aliases import alias_of
 from finessl.models.fp8 import Fp8Linear
@@ -85,7 +85,7 @@ def train(
         Display(quiet=settings.quiet or not team.first) as display,
         contextlib.ExitStack() as held,
     ):
-        check_out(run, recipe)
+        team.first_does(lambda: check_out(run, recipe))
         if team.share(run.finished()):
             team.first_does(lambda: check_places(run, recipe, run.check(recipe), dataset))
             display.say(f"{run.path} is finished: nothing to do. Its figures are in {run.meta_file}.")
@@ -204,7 +204,7 @@ class Training:
         self.started = saved = time.monotonic()
         first_step, shown = self.step, 0.0
         self.experiment.network.train()
-        with interruption() as interrupted:
+        with interruption(self.team.world) as interrupted:
             while self.step < train.steps:
                 self.refresh()
                 views = self.prefetcher.get(self.step)
@@ -228,16 +228,27 @@ class Training:
                     speed = (self.step - first_step) / (now - self.started)
                     self.display.update("training", self.step, train.steps, self.note(speed))
                     shown = now
-                if self.team.world == 1 and interrupted():
+                if (asked := self.asked(interrupted())) is not None:
                     self.save()
-                    raise FinesslError(
-                        f"stopped at step {self.step} of {train.steps}; the same command goes on from there."
+                    if not self.team.first:
+                        raise SystemExit(128 + asked)
+                    raise Stopped(
+                        f"stopped at step {self.step} of {train.steps}; the same command resumes there.", asked
                     )
                 if now - saved > settings.checkpoint_seconds and self.step < train.steps:
                     self.save()
                     saved = time.monotonic()
         self.save()
         return self.finish()
+
+    def asked(self, signal: int) -> int | None:
+        """The signal that asked for a stop, in any process. On GPUs the processes agree only as often as they log,
+        because the host waits for the device then."""
+        if self.team.world > 1:
+            if self.device.type != "cpu" and self.step % self.settings.log_every:
+                return None
+            signal = self.team.highest(signal)
+        return signal or None
 
     def announce(self) -> None:
         experiment = self.experiment
@@ -472,12 +483,13 @@ class Training:
 
 
 @contextlib.contextmanager
-def interruption() -> Iterator[Any]:
-    """Ctrl-C and SIGTERM ask for a stop after the step; a second Ctrl-C stops at once."""
+def interruption(world: int) -> Iterator[Callable[[], int]]:
+    """Ctrl-C and SIGTERM ask for a stop after the step: the number of the signal, or 0. A second Ctrl-C stops at once,
+    but not under torchrun, which sends each process the signal that the terminal has sent already."""
     asked: list[int] = []
 
     def ask(number: int, frame: Any) -> None:
-        if asked and number == signal.SIGINT:
+        if asked and number == signal.SIGINT and world == 1:
             raise KeyboardInterrupt
         asked.append(number)
 
@@ -486,7 +498,7 @@ def interruption() -> Iterator[Any]:
     except ValueError:  # not the main thread: the caller's own business
         before = {}
     try:
-        yield lambda: bool(asked)
+        yield lambda: asked[0] if asked else 0
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -13,6 +13,7 @@ from finessl.data.loader import Views
 from finessl.methods.base import Batch, Method, Outputs, Result, View
 from finessl.models.network import Network
 from finessl.recipe import TrainRecipe
+from finessl.training.batch_norm import synchronise_batch_norm
 from finessl.training.distributed import Processes
 from finessl.training.precision import autocast
 
@@ -60,6 +61,8 @@ class TrainingStep:
         precision: str,
         processes: Processes,
     ) -> None:
+        if processes.world > 1:
+            synchronise_batch_norm(network.encoder, processes.world)
         self.network, self.method, self.optimizer, self.train = network, method, optimizer, train
         self.device, self.precision, self.processes = device, precision, processes
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]

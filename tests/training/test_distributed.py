@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ FIELDS = {
     "train.epoch_steps": 4,
 }
 
-# Six steps in float64; writes parameters, method state and losses of the first process.
+# For each recipe six steps in float64; writes parameters, method state and losses of the first process.
 STEPS = """
 import sys, torch
 from finessl.recipe import Recipe
@@ -33,21 +35,33 @@ from finessl.training.distributed import processes
 from finessl.training.experiment import prepare
 from finessl.training.step import TrainingStep, make_optimizer
 
-fields, out = eval(sys.argv[1]), sys.argv[2]
-recipe, device = Recipe.read(None, fields), torch.device("cpu")
+cases, out = eval(sys.argv[1]), sys.argv[2]
+device, answers = torch.device("cpu"), {}
 with processes("cpu") as team:
-    experiment = prepare(recipe, None, device)
-    network, method = experiment.network.double().train(), experiment.method.double()
-    step = TrainingStep(network, method, make_optimizer(network, recipe.train, device), recipe.train, device, "fp32", team)
-    loader, losses = experiment.loader(team), []
-    for number in range(6):
-        views = loader.load(number)
-        views.trained = views.trained.double()
-        views.weak = None if views.weak is None else views.weak.double()
-        losses.append(step(number, views).loss.detach())
+    for name, fields in cases.items():
+        recipe = Recipe.read(None, fields)
+        experiment = prepare(recipe, None, device)
+        network, method = experiment.network.double().train(), experiment.method.double()
+        optimizer = make_optimizer(network, recipe.train, device)
+        step = TrainingStep(network, method, optimizer, recipe.train, device, "fp32", team)
+        loader, losses = experiment.loader(team), []
+        for number in range(6):
+            views = loader.load(number)
+            views.trained = views.trained.double()
+            views.weak = None if views.weak is None else views.weak.double()
+            losses.append(step(number, views).loss.detach())
+        trained = network.trained_tensors()
+        answers[name] = {"trained": trained, "method": method.state_dict(), "losses": torch.stack(losses)}
     if team.first:
-        torch.save({"trained": network.trained_tensors(), "method": method.state_dict(), "losses": torch.stack(losses)}, out)
+        torch.save(answers, out)
 """
+CASES = {
+    "finessl": {"method.name": "finessl"},
+    "freematch": {"method.name": "freematch"},
+    # BatchNorm whose statistics move: plain, and with an activation inside (timm's BatchNormAct2d)
+    "bn": {"method.name": "fixmatch", "model.backbone": "resnet10t", "tuning.name": "bn"},
+    "bn with activation": {"method.name": "fixmatch", "model.backbone": "mobilenetv3_small_050", "tuning.name": "bn"},
+}
 
 
 def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess[str]:
@@ -56,21 +70,51 @@ def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*launcher, *command], capture_output=True, text=True, env=environment, timeout=300)
 
 
-@pytest.mark.parametrize("method", ["finessl", "freematch"])
-def test_two_processes_are_one(shapes: Path, tmp_path: Path, method: str) -> None:
-    script = tmp_path / "steps.py"
-    script.write_text(STEPS)
-    fields = {**FIELDS, "data.source": str(shapes), "method.name": method}
-    answers = []
+def start(processes: int, *command: str) -> list[tuple[int, str]]:
+    """Status and standard error of each process, started as torchrun would start it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in started]
+    return [(process.returncode, error) for process, error in zip(started, errors, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def answers(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
+    """Of one process, of two."""
+    folder = tmp_path_factory.mktemp("steps")
+    (folder / "steps.py").write_text(STEPS)
+    cases = {name: {**FIELDS, "data.source": str(shapes), **fields} for name, fields in CASES.items()}
+    found = []
     for processes in (1, 2):
-        out = tmp_path / f"{processes}.pt"
-        done = torchrun(processes, str(script), repr(fields), str(out))
-        assert done.returncode == 0, done.stderr[-3000:]
-        answers.append(torch.load(out, weights_only=True))
-    one, two = answers
+        ended = start(processes, str(folder / "steps.py"), repr(cases), str(folder / "out.pt"))
+        assert [status for status, _ in ended] == [0] * processes, ended
+        found.append(torch.load(folder / "out.pt", weights_only=True))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_are_one(answers: list[dict[str, dict[str, Any]]], case: str) -> None:
+    one, two = (answer[case] for answer in answers)
+    assert one["trained"] and any("running_var" in name for name in one["trained"]) == case.startswith("bn")
     torch.testing.assert_close(two["losses"], one["losses"], rtol=1e-9, atol=1e-12)
     for part in ("trained", "method"):
-        assert one[part].keys() == two[part].keys() and one[part]
+        assert one[part].keys() == two[part].keys()
         for name, value in one[part].items():
             torch.testing.assert_close(two[part][name], value, rtol=1e-9, atol=1e-11, msg=name)
 
@@ -136,6 +180,38 @@ def test_a_lost_process_ends_the_run_with_a_good_checkpoint(shapes: Path, tmp_pa
         [sys.executable, "-m", "finessl", "resume", str(run), "--device", "cpu", "-q"], capture_output=True, text=True
     )
     assert finished.returncode == 0, finished.stderr
+
+
+def test_a_signal_to_one_process_stops_all_with_a_checkpoint(shapes: Path, tmp_path: Path) -> None:
+    script = tmp_path / "stop.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "import finessl.training.loop as loop\n"
+        "from finessl.__main__ import main\n"
+        "original = loop.TrainingStep.__call__\n"
+        "def step(self, number, views):\n"
+        "    if number == 4 and self.processes.rank == 1: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return original(self, number, views)\n"
+        "loop.TrainingStep.__call__ = step\n"
+        "main()\n"
+    )
+    run = tmp_path / "run"
+    settings = [item for name, value in FIELDS.items() for item in ("--set", f"{name}={str(value).lower()}")]
+    command = ["train", str(shapes), "--out", str(run), "--device", "cpu", "--steps", "12", "-q", *settings]
+    first, second = start(2, str(script), *command)
+    assert first == (143, "finessl: stopped at step 5 of 12; the same command resumes there.\n")
+    assert second[0] == 143 and "stopped" not in second[1]
+    from finessl.training import checkpoint
+
+    found = checkpoint.newest(run / "checkpoints")
+    assert found is not None and found[1]["step"] == 5
+
+
+def test_a_refused_run_ends_all_processes_with_one_sentence(shapes: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    ended = start(2, "-m", "finessl", "train", str(shapes), "--out", str(tmp_path / "run"), "--device", "cpu", "-q")
+    sentence = f"finessl: --out {tmp_path / 'run'} is a file; name a folder.\n"
+    assert ended[0] == (1, sentence) and ended[1][0] == 1 and sentence not in ended[1][1]
 
 
 def test_uneven_batches_are_refused() -> None:
