@@ -418,10 +418,17 @@ class Training:
                 )
             return
         trained, state = found
-        if (recorded := state.get("identity")) and (changes := self.experiment.changes(recorded)):
+        recorded = state.get("identity")  # older checkpoints have none
+        if recorded and (changes := self.experiment.changes(recorded)):
             raise FinesslError(
                 f"{run.path} cannot resume, because these have changed since its checkpoint: {', '.join(changes)}. "
                 "Restore them, or train again with another --out."
+            )
+        drawn = not self.experiment.backbone.pretrained and self.experiment.tuning.name != "full"
+        if not recorded and drawn and self.recipe.seed:
+            raise FinesslError(
+                f"{run.path} was begun by an older finessl, whose backbones without pretrained weights did not follow "
+                "the seed. Train again with another --out."
             )
         try:
             self.experiment.network.load_trained(trained)

@@ -28,7 +28,16 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from finessl.errors import FinesslError
-from finessl.files import DamagedFile, read_bytes, read_json, sync_folder, write_atomically, write_json, writing
+from finessl.files import (
+    DamagedFile,
+    read_bytes,
+    read_json,
+    reading,
+    sync_folder,
+    write_atomically,
+    write_json,
+    writing,
+)
 from finessl.recipe import Recipe
 
 __all__ = ["MetricsLog", "RunDirectory", "git_revision", "sync_folder", "write_atomically", "writing"]
@@ -200,8 +209,9 @@ class RunDirectory:
 
     def meta(self) -> dict[str, Any]:
         """meta.json; empty while the run has not finished."""
-        if not self.meta_file.exists():
-            return {}
+        with reading(self.meta_file):
+            if not self.meta_file.exists():
+                return {}
         try:
             return dict(read_json(self.meta_file, Meta))
         except DamagedFile as error:

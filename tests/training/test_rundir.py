@@ -87,7 +87,7 @@ def test_classifier_with_impossible_values_is_refused(copy_of: Copy, field: str,
 def test_classifier_without_a_field_is_refused(copy_of: Copy) -> None:
     file = copy_of("finished") / "classifier" / "classifier.json"
     whole = json.loads(file.read_text())
-    for field in set(whole) - {"precision", "sha256", "weights_sha256"}:
+    for field in set(whole) - {"precision", "seed", "sha256", "weights_sha256"}:
         file.write_text(json.dumps({name: value for name, value in whole.items() if name != field}))
         with pytest.raises(FinesslError, match=rf"classifier\.json is damaged: {field}"):
             finessl.load(file.parent, device="cpu")
