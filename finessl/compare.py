@@ -17,9 +17,10 @@ from statistics import mean, stdev
 from typing import Any
 
 from finessl.errors import FinesslError
+from finessl.files import write_atomically, writing
 from finessl.recipe import Recipe, override
 from finessl.tabulate import Tabulated, as_csv
-from finessl.training.rundir import RunDirectory, write_atomically, writing
+from finessl.training.rundir import RunDirectory
 
 FIGURES = {  # meta.json's name → heading and form
     "accuracy": ("accuracy", "{:.2%}"),

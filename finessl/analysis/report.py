@@ -18,7 +18,7 @@ from finessl.analysis.sections import bias, classes, confidence, learning, pictu
 from finessl.analysis.style import styled
 from finessl.data.dataset import Dataset, some
 from finessl.errors import FinesslError
-from finessl.training.rundir import write_atomically, writing
+from finessl.files import write_atomically, writing
 
 Progress = Callable[[str, int, int], None]
 LEVELS = {"problem": "Problem", "watch": "Watch", "good": "OK", "note": "Note"}

@@ -35,10 +35,10 @@ def split(
     """Show or save which images are labeled."""
     from finessl.api import make_recipe
     from finessl.data.splits_figure import draw_split
+    from finessl.files import writing
     from finessl.recipe import parse_setting
     from finessl.training.experiment import make_or_load_split, open_source
     from finessl.training.progress import Display
-    from finessl.training.rundir import writing
 
     more: dict[str, Any] = dict(map(parse_setting, set_ or []))
     recipe = make_recipe(

@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.text import Text
 
 from finessl.engines import Ended, Job, Say, cell_command
+from finessl.files import writing
 from finessl.machine import usable_cores
 from finessl.terminal import console
-from finessl.training.rundir import writing
 
 Command = Callable[[Job, str], list[str]]
 

@@ -33,14 +33,11 @@ from finessl.files import (
     read_bytes,
     read_json,
     reading,
-    sync_folder,
     write_atomically,
     write_json,
     writing,
 )
 from finessl.recipe import Recipe
-
-__all__ = ["MetricsLog", "RunDirectory", "git_revision", "sync_folder", "write_atomically", "writing"]
 
 RESUMES = "it resumes from the last checkpoint."  # after a disk was full
 MAX_METRICS = 4 << 30  # bytes
