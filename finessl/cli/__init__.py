@@ -41,7 +41,20 @@ def options(
     """Image classifiers from very few labels: semi-supervised fine-tuning of vision foundation models."""
 
 
-from finessl.cli import benchmarks, cache, data, demo, evaluate, export, grid, listing, predict, report, train  # noqa: E402, F401 - each adds its verbs to `app`
+from finessl.cli import (  # noqa: E402 - each adds its verbs to `app`
+    benchmarks,  # noqa: F401
+    cache,  # noqa: F401
+    data,  # noqa: F401
+    demo,  # noqa: F401
+    evaluate,  # noqa: F401
+    export,  # noqa: F401
+    grid,  # noqa: F401
+    listing,  # noqa: F401
+    predict,  # noqa: F401
+    report,  # noqa: F401
+    serve,  # noqa: F401
+    train,  # noqa: F401
+)
 
 
 def main() -> None:

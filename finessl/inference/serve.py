@@ -1,0 +1,300 @@
+"""`finessl serve`: predictions over HTTP. Images of concurrent requests share batches.
+
+POST /predict    one image as the body, or several as multipart/form-data; ?top=K classes of each (default 1)
+GET  /model      classes, image size, limits
+GET  /health     {"status": "ok"}, without a token
+
+Errors are JSON, {"error": "…"}: 400 not an image, 401 no token, 408 too slow, 413 too large or too many images in one
+request, 503 too many requests at once (try again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finessl.classifier import Classifier, load, squash
+from finessl.data.images import ImageError, decode
+from finessl.errors import FinesslError
+from finessl.inference.onnx_session import OnnxClassifier
+from finessl.machine import usable_cores
+
+try:
+    from starlette.applications import Starlette
+    from starlette.datastructures import UploadFile
+    from starlette.exceptions import HTTPException
+    from starlette.formparsers import MultiPartException, MultiPartParser
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+except ImportError as error:
+    raise FinesslError(f"finessl serve needs {error.name}: pip install 'finessl[serve]'.") from error
+
+HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(?::[0-9]+)?")  # name or [IPv6 address], port
+Predict = Callable[[list[np.ndarray]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Limits:
+    batch: int = 32  # images that the model takes at once
+    wait: float = 0.005  # seconds that an image waits for others to fill its batch
+    queue: int = 1024  # images that wait or are computed, over all requests
+    images: int = 256  # images in one request
+    megabytes: float = 64  # of one request
+    seconds: float = 60  # for a request to arrive
+
+
+class Busy(Exception):
+    """The queue is full."""
+
+
+class Batcher:
+    """Puts images of all requests into one queue and gives them to the model in batches."""
+
+    def __init__(self, predict: Predict, limits: Limits) -> None:
+        self.predict, self.limits = predict, limits
+        self.queue: asyncio.Queue[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = asyncio.Queue()
+        self.pending = 0  # images that wait or are computed
+        self.thread = ThreadPoolExecutor(1, "model")  # one batch at a time
+
+    async def submit(self, images: list[np.ndarray]) -> np.ndarray:
+        """Probabilities [n, classes] of decoded images."""
+        if self.pending + len(images) > self.limits.queue:
+            raise Busy
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in images]
+        self.pending += len(images)
+        try:
+            for item in zip(images, futures, strict=True):
+                self.queue.put_nowait(item)
+            return np.stack(await asyncio.gather(*futures))
+        finally:
+            self.pending -= len(images)
+            for future in futures:
+                future.cancel()  # the client has gone; a finished one stays as it is
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = [item for item in await self.collect() if not item[1].done()]
+            if not batch:
+                continue
+            try:
+                answers = await loop.run_in_executor(self.thread, self.predict, [image for image, _ in batch])
+            except Exception as error:  # the server outlives a batch that fails
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if not future.done():
+                    future.set_result(answer)
+
+    async def collect(self) -> list[tuple[np.ndarray, asyncio.Future[np.ndarray]]]:
+        """What waits, up to a full batch; fewer once the first has waited long enough."""
+        batch = [await self.queue.get()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.wait):
+                while len(batch) < self.limits.batch:
+                    batch.append(self.queue.get_nowait() if not self.queue.empty() else await self.queue.get())
+        return batch
+
+
+class Service:
+    """The web application around a classifier."""
+
+    def __init__(
+        self, classifier: Classifier | OnnxClassifier, limits: Limits, token: str | None = None, local: bool = True
+    ) -> None:
+        self.classifier, self.limits, self.token, self.local = classifier, limits, token, local
+        self.decoders = ThreadPoolExecutor(usable_cores(), "decode")
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/predict", self.post_predict, methods=["POST"]),
+            Route("/model", self.get_model),
+            Route("/health", self.get_health),
+        ]
+        handlers: Any = {HTTPException: show_error, Exception: show_failure}
+        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self.lifespan)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self.batcher = Batcher(self.classifier.predict_proba, self.limits)
+        task = asyncio.create_task(self.batcher.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            self.batcher.thread.shutdown(wait=True)
+            self.decoders.shutdown(wait=False)
+
+    async def get_health(self, request: Request) -> JSONResponse:
+        self.check_host(request)
+        return JSONResponse({"status": "ok"})
+
+    async def get_model(self, request: Request) -> JSONResponse:
+        self.admit(request)
+        limits = {"images": self.limits.images, "megabytes": self.limits.megabytes, "batch": self.limits.batch}
+        return JSONResponse(
+            {"classes": self.classifier.classes, "image_size": self.classifier.image_size, "limits": limits}
+        )
+
+    async def post_predict(self, request: Request) -> JSONResponse:
+        self.admit(request)
+        top = self.read_top(request)
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                files = await self.read_files(request)
+        except TimeoutError as error:
+            raise HTTPException(408, f"the request took over {self.limits.seconds:g} s to arrive.") from error
+        images = await self.decode(files)
+        try:
+            probabilities = await self.batcher.submit(images)
+        except Busy as error:
+            raise HTTPException(503, "too many images are waiting; try again.", {"Retry-After": "1"}) from error
+        names = [name for name, _ in files]
+        rows = [self.answer(name, row, top) for name, row in zip(names, probabilities, strict=True)]
+        return JSONResponse({"predictions": rows})
+
+    def answer(self, name: str, probabilities: np.ndarray, top: int) -> dict[str, Any]:
+        order = np.argsort(-probabilities, kind="stable")[:top]
+        ranked = [{"label": self.classifier.classes[k], "confidence": round(float(probabilities[k]), 6)} for k in order]
+        return {"name": name, **ranked[0], **({"top": ranked} if top > 1 else {})}
+
+    def read_top(self, request: Request) -> int:
+        text = request.query_params.get("top", "1")
+        if not text.isdecimal() or not 1 <= int(text[:6]) <= len(self.classifier.classes):
+            raise HTTPException(400, f"top should be a number from 1 to {len(self.classifier.classes)}.")
+        return int(text)
+
+    async def read_files(self, request: Request) -> list[tuple[str, bytes]]:
+        """(name, content) of each image of the request."""
+        body = await self.read_body(request)
+        kind = request.headers.get("content-type", "")
+        if not kind.lower().startswith("multipart/form-data"):
+            if not body:
+                raise HTTPException(400, "the request is empty; send an image, or several as multipart/form-data.")
+            return [("body", body)]
+
+        async def stream() -> AsyncGenerator[bytes]:
+            yield body
+
+        try:
+            parser = MultiPartParser(request.headers, stream(), max_files=self.limits.images, max_fields=100)
+            form = await parser.parse()
+        except MultiPartException as error:
+            status = 413 if "Too many files" in error.message else 400
+            raise HTTPException(status, f"{error.message} (at most {self.limits.images} images per request)") from error
+        except Exception as error:  # the parser fails in many ways on a body that is no form
+            raise HTTPException(400, "the request is not valid multipart/form-data.") from error
+        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        if not files:
+            raise HTTPException(400, "the form holds no file.")
+        return [(file.filename or f"image {i}", await file.read()) for i, file in enumerate(files)]
+
+    async def read_body(self, request: Request) -> bytes:
+        most = int(self.limits.megabytes * 1e6)
+        too_large = HTTPException(413, f"a request may have {self.limits.megabytes:g} MB.")
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal() or int(length[:20]) > most:
+            raise too_large
+        chunks, size = [], 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > most:
+                raise too_large
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    async def decode(self, files: list[tuple[str, bytes]]) -> list[np.ndarray]:
+        loop, size = asyncio.get_running_loop(), self.classifier.image_size
+        if len(files) + self.batcher.pending > self.limits.queue:  # before the work of decoding
+            raise HTTPException(503, "too many images are waiting; try again.", {"Retry-After": "1"})
+
+        def read(content: bytes) -> np.ndarray:
+            return squash(decode(content, square=size), size)
+
+        work = [loop.run_in_executor(self.decoders, read, content) for _, content in files]
+        found = await asyncio.gather(*work, return_exceptions=True)
+        for (name, _), image in zip(files, found, strict=True):
+            if isinstance(image, ImageError):
+                raise HTTPException(400, f"{name}: {image}")
+            if isinstance(image, BaseException):
+                raise image
+        return list(found)  # type: ignore[arg-type]
+
+    def admit(self, request: Request) -> None:
+        self.check_host(request)
+        given = request.headers.get("authorization", "")
+        if self.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+            raise HTTPException(401, "send the header Authorization: Bearer TOKEN.", {"WWW-Authenticate": "Bearer"})
+
+    def check_host(self, request: Request) -> None:
+        """A web page elsewhere can make its name mean this machine; a local server answers to local names only."""
+        host = HOST.fullmatch(request.headers.get("host", ""))
+        if self.local and not (host and is_loopback(host[1])):
+            raise HTTPException(403, "this server answers to localhost only.")
+
+
+async def show_error(request: Request, error: HTTPException) -> JSONResponse:
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def show_failure(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"error": "the prediction failed; the server's log says why."}, 500)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def open_classifier(
+    path: str | Path, *, weights: str | None = None, device: str = "auto", provider: str | None = None
+) -> Classifier | OnnxClassifier:
+    """The classifier of a run, through torch, or of an onnx export, through ONNX Runtime."""
+    if (Path(path) / "model.onnx").is_file():
+        return OnnxClassifier(path, provider)
+    if provider is not None:
+        raise FinesslError(f"--provider is for onnx exports; {path} holds no model.onnx.")
+    return load(path, weights=weights, device=device)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or error
+        raise FinesslError(
+            f"cannot listen on {host} port {port}: {reason}. Choose another --port or --host."
+        ) from error
+    return listener
+
+
+def serve(service: Service, listener: socket.socket) -> None:
+    """Answer requests until interrupted."""
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise FinesslError("finessl serve needs uvicorn: pip install 'finessl[serve]'.") from error
+    config = uvicorn.Config(service.app(), log_level="warning", access_log=False, timeout_keep_alive=30)
+    config.limit_concurrency = 4 * service.limits.queue
+    uvicorn.Server(config).run(sockets=[listener])

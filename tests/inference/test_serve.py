@@ -1,0 +1,196 @@
+"""The server's answers are the classifier's; what a client can do wrong has its own status."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette", reason="the extra `serve` is not installed")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed")
+
+from starlette.testclient import TestClient  # noqa: E402
+
+import finessl  # noqa: E402
+from finessl.cli import app  # noqa: E402
+from finessl.errors import FinesslError  # noqa: E402
+from finessl.inference.serve import Batcher, Busy, Limits, Service, bind, is_loopback  # noqa: E402
+
+from .conftest import MakeRun  # noqa: E402
+
+URL = "http://127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def classifier(make_run: MakeRun) -> finessl.Classifier:
+    return finessl.load(make_run(), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def client(classifier: finessl.Classifier) -> Iterator[TestClient]:
+    limits = Limits(images=4, megabytes=0.1, queue=8)
+    with TestClient(Service(classifier, limits).app(), base_url=URL) as client:
+        yield client
+
+
+@pytest.fixture
+def files(shapes: Path) -> list[Path]:
+    return [shapes / "test" / name / "00.png" for name in ("across", "diagonal", "down")]
+
+
+def form(files: list[Path]) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("image", (file.parent.name, file.read_bytes())) for file in files]
+
+
+def test_one_image(client: TestClient, classifier: finessl.Classifier, files: list[Path]) -> None:
+    answer = client.post("/predict", content=files[0].read_bytes())
+    assert answer.status_code == 200
+    (row,) = answer.json()["predictions"]
+    assert row["label"] == classifier.predict(files[0])[0]
+    assert row["confidence"] == pytest.approx(float(classifier.predict_proba(files[0]).max()), abs=1e-5)
+
+
+def test_several_images_and_classes(client: TestClient, classifier: finessl.Classifier, files: list[Path]) -> None:
+    answer = client.post("/predict?top=3", files=form(files))
+    rows = answer.json()["predictions"]
+    assert [row["name"] for row in rows] == ["across", "diagonal", "down"]
+    assert [row["label"] for row in rows] == classifier.predict(files)
+    assert sum(entry["confidence"] for entry in rows[0]["top"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_health_and_model(client: TestClient) -> None:
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/model").json()["classes"] == ["across", "diagonal", "down"]
+
+
+@pytest.mark.parametrize("top", ["0", "4", "x", "-1", "9" * 30])
+def test_bad_top(client: TestClient, files: list[Path], top: str) -> None:
+    assert client.post(f"/predict?top={top}", content=files[0].read_bytes()).status_code == 400
+
+
+def test_what_is_no_image(client: TestClient, files: list[Path]) -> None:
+    answer = client.post("/predict", content=b"hello")
+    assert answer.status_code == 400 and "not an image" in answer.json()["error"]
+    mixed = [*form(files[:1]), ("image", ("bad.png", b"hello"))]
+    answer = client.post("/predict", files=mixed)
+    assert answer.status_code == 400 and answer.json()["error"].startswith("bad.png:")
+    assert client.post("/predict", content=b"").status_code == 400
+    assert client.post("/predict", data={"a": "b"}, files=[]).status_code == 400
+    broken = {"content-type": "multipart/form-data; boundary=x"}
+    assert client.post("/predict", content=b"no form at all", headers=broken).status_code == 400
+    assert client.post("/predict", content=b"", headers={"content-type": "multipart/form-data"}).status_code == 400
+    assert client.get("/predict").status_code == 405 and client.get("/nothing").status_code == 404
+
+
+def test_too_large_and_too_many(client: TestClient, files: list[Path]) -> None:
+    assert client.post("/predict", content=bytes(200_000)).status_code == 413
+    stream = (bytes(20_000) for _ in range(10))  # without a length in the header
+    assert client.post("/predict", content=stream).status_code == 413
+    assert client.post("/predict", files=form(files[:1] * 5)).status_code == 413
+
+
+def test_foreign_host_is_refused(client: TestClient) -> None:
+    for host in ("evil.example", "127.0.0.1.evil.example", "[::1]evil"):
+        assert client.get("/model", headers={"host": host}).status_code in (400, 403), host
+    assert client.get("/model", headers={"host": "localhost:8000"}).status_code == 200
+    assert is_loopback("::1") and not is_loopback("0.0.0.0") and not is_loopback("example.org")
+
+
+def test_token(classifier: finessl.Classifier) -> None:
+    with TestClient(Service(classifier, Limits(), "secret", local=False).app()) as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/model").status_code == 401
+        assert client.post("/predict", content=b"x").status_code == 401
+        assert client.get("/model", headers={"authorization": "Bearer wrong"}).status_code == 401
+        assert client.get("/model", headers={"authorization": "Bearer secret"}).status_code == 200
+
+
+def test_concurrent_requests_share_batches() -> None:
+    sizes: list[int] = []
+
+    def predict(images: list[np.ndarray]) -> np.ndarray:
+        sizes.append(len(images))
+        time.sleep(0.02)
+        return np.array([[image[0], 0.0] for image in images])
+
+    async def work() -> list[np.ndarray]:
+        batcher = Batcher(predict, Limits(batch=8, wait=0.01, queue=100))
+        task = asyncio.create_task(batcher.run())
+        answers = await asyncio.gather(*(batcher.submit([np.array([i]), np.array([-i])]) for i in range(20)))
+        assert batcher.pending == 0
+        task.cancel()
+        return answers
+
+    for i, answer in enumerate(asyncio.run(work())):
+        assert answer[:, 0].tolist() == [i, -i], "every request gets its own answers"
+    assert sum(sizes) == 40 and max(sizes) == 8 and len(sizes) == 5
+
+
+def test_full_queue_and_failing_batch() -> None:
+    def fail(images: list[np.ndarray]) -> np.ndarray:
+        raise RuntimeError("out of memory")
+
+    async def work() -> None:
+        batcher = Batcher(fail, Limits(queue=3))
+        with pytest.raises(Busy):
+            await batcher.submit([np.zeros(1)] * 4)
+        task = asyncio.create_task(batcher.run())
+        for _ in range(2):  # it goes on after a failure
+            with pytest.raises(RuntimeError, match="out of memory"):
+                await batcher.submit([np.zeros(1)])
+        assert batcher.pending == 0 and not task.done()
+        task.cancel()
+
+    asyncio.run(work())
+
+
+def test_busy_server_answers_503(classifier: finessl.Classifier, files: list[Path]) -> None:
+    with TestClient(Service(classifier, Limits(queue=2)).app(), base_url=URL) as client:
+        answer = client.post("/predict", files=form(files))
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+
+
+def test_bad_arguments(make_run: MakeRun) -> None:
+    run = str(make_run())
+    listener = bind("127.0.0.1", 0)
+    listener.listen()
+    port = str(listener.getsockname()[1])
+    for words, message in (
+        (["--port", port], "cannot listen"),
+        (["--port", "0", "--provider", "CUDA"], "onnx exports"),
+        (["--port", "0", "--token", ""], "--token is empty"),
+        (["--port", "0", "--queue", "3"], "--max-images"),
+    ):
+        with pytest.raises(FinesslError, match=message):
+            app(["serve", run, *words], standalone_mode=False)
+    listener.close()
+
+
+@pytest.mark.slow
+def test_real_server(make_run: MakeRun, classifier: finessl.Classifier, files: list[Path]) -> None:
+    command = [sys.executable, "-m", "finessl", "serve", str(make_run()), "--port", "0", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().split("/predict")[0]
+        assert url.startswith("http://127.0.0.1:"), server.stderr.read() if server.stderr else ""
+        with httpx.Client(base_url=url, timeout=30) as client, ThreadPoolExecutor(8) as pool:
+            assert client.get("/health").status_code == 200
+            answers = list(pool.map(lambda f: client.post("/predict", content=f.read_bytes()).json(), files * 10))
+            assert client.post("/predict", content=b"hello").status_code == 400
+        assert [a["predictions"][0]["label"] for a in answers] == classifier.predict(files) * 10
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) in (0, 130)
+    finally:
+        server.kill()
+        server.wait()
