@@ -16,8 +16,11 @@ NAMED = 25  # classes whose names fit on an axis
 NAMES = {"novel": "novel class (OOD)", "unknown": "class not known"}
 
 
-def draw_lines(axes: Any, series: Mapping[str, Series], xlabel: str, ylabel: str, *, percent: bool = False) -> bool:
-    """One line for each name that has points. A name without keeps its colour: a run looks the same in all charts."""
+def draw_lines(
+    axes: Any, series: Mapping[str, Series], xlabel: str, ylabel: str, *, percent: bool = False, whole: bool = False
+) -> bool:
+    """One line for each name that has points. A name without keeps its colour: a run looks the same in all charts.
+    `whole`: the axis shows 0 to 100 %."""
     for number, (name, (x, y)) in enumerate(series.items()):
         if len(x):
             colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
@@ -29,18 +32,24 @@ def draw_lines(axes: Any, series: Mapping[str, Series], xlabel: str, ylabel: str
         axes.xaxis.get_major_locator().set_params(integer=True)
     if percent:
         as_percent(axes.yaxis)
-        if len(axes.lines) and np.ptp(np.concatenate([line.get_ydata() for line in axes.lines])) < 0.005:
-            axes.set_ylim(0, 1.05)  # all the same: the scale of what could be, not of rounding errors
+        flat = len(axes.lines) and np.ptp(np.concatenate([line.get_ydata() for line in axes.lines])) < 0.005
+        if whole or flat:  # all the same: the scale of what could be, not of rounding errors
+            axes.set_ylim(0, 1.05)
     finish(axes, always=len(series) > 1)
     return bool(axes.lines)
 
 
-def draw_shares(axes: Any, counts: Mapping[str, np.ndarray | None]) -> bool:
-    """How often each class is the pseudo-label, most favoured first, in even shares: a flat line at 1 has no bias."""
+def draw_shares(axes: Any, counts: Mapping[str, np.ndarray | None], classes: Sequence[str] = ()) -> bool:
+    """How often each class is the pseudo-label, most favoured first, in even shares: a flat line at 1 has no bias.
+    With the names of `classes`, all runs are drawn in the order of the last one."""
+    order = None
+    if classes and (last := [values for values in counts.values() if values is not None]):
+        order = np.argsort(-last[-1], kind="stable")
     for number, (name, values) in enumerate(counts.items()):
         if values is None:
             continue
-        share = np.sort(values)[::-1] * len(values) / values.sum()
+        ranked = np.sort(values)[::-1] if order is None else values[order]
+        share = ranked * len(values) / values.sum()
         x = np.arange(len(share) + 1)
         y = np.append(share, share[-1])
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
@@ -53,7 +62,10 @@ def draw_shares(axes: Any, counts: Mapping[str, np.ndarray | None]) -> bool:
     axes.set(xlabel="classes, most favoured first", ylabel="pseudo-labels, in even shares")
     axes.set_xlim(0, max(len(values) for values in counts.values() if values is not None))
     axes.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    if order is None:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    else:
+        name_classes(axes, np.arange(len(order)) + 0.5, [classes[k] for k in order])
     finish(axes, always=len(counts) > 1)
     return True
 
@@ -68,6 +80,7 @@ def draw_groups(axes: Any, bins: Mapping[str, np.ndarray], xlabel: str, scale: f
         axes.stairs(share, edges, color=colour, linestyle=dash, lw=1.6, label=NAMES.get(group, group))
     axes.set(xlabel=xlabel, ylabel="share of the group")
     axes.set_xlim(0, max(1.0, scale))
+    as_percent(axes.xaxis)
     as_percent(axes.yaxis)
     finish(axes)
     return bool(bins)
@@ -127,10 +140,15 @@ def draw_columns(axes: Any, names: Sequence[str], values: np.ndarray, ylabel: st
     """One bar a class, tallest first."""
     order = np.argsort(-values, kind="stable")
     axes.bar(np.arange(len(values)), values[order], 0.72, color=COLOURS[0], lw=0)
-    axes.set_xticks(range(len(values)), [names[k] for k in order], rotation=45, ha="right", rotation_mode="anchor")
-    axes.tick_params(axis="x", length=0)
+    name_classes(axes, np.arange(len(values)), [names[k] for k in order])
     axes.set_ylabel(ylabel)
     return True
+
+
+def name_classes(axes: Any, places: np.ndarray, names: Sequence[str]) -> None:
+    shown = [shorten(name, 12) for name in names]
+    axes.set_xticks(places, shown, rotation=45, ha="right", rotation_mode="anchor")
+    axes.tick_params(axis="x", length=0)
 
 
 def draw_confusion(axes: Any, table: np.ndarray, classes: Sequence[str]) -> bool:

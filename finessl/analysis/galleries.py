@@ -17,7 +17,7 @@ from finessl.data.dataset import Dataset
 from finessl.data.images import ImageError, Images
 from finessl.training.diagnostics import NOVEL, UNKNOWN
 
-SIDE = 112  # pixels of a thumbnail
+SIDE = 224  # pixels of an image's shorter side on the page; its longer side is at most twice that
 IN_GALLERY, OF_CLASS, CLASSES = 12, 4, 12
 
 
@@ -39,15 +39,15 @@ class Gallery:
 
 
 def thumbnail(images: Images, i: int) -> str | None:
-    """The middle square as a data URI; None for an image that cannot be read (any more)."""
+    """The image, small, as a data URI (the page shows its middle square); None where it cannot be read any more."""
     try:
         pixels = Image.fromarray(images.read(i, shorter=SIDE))
     except (ImageError, OSError):
         return None
-    side = min(pixels.size)
-    left, top = (pixels.width - side) // 2, (pixels.height - side) // 2
+    wide, high = min(pixels.width, 2 * pixels.height), min(pixels.height, 2 * pixels.width)
+    left, top = (pixels.width - wide) // 2, (pixels.height - high) // 2
     file = io.BytesIO()
-    pixels.crop((left, top, left + side, top + side)).save(file, "JPEG", quality=85)
+    pixels.crop((left, top, left + wide, top + high)).save(file, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
@@ -107,6 +107,9 @@ def surest(outcome: Outcome, dataset: Dataset) -> list[Gallery]:
 def least_sure(outcome: Outcome, dataset: Dataset) -> Gallery:
     gallery = Gallery("Least confident", "Unlabeled images that the classifier hesitates on: label some of these next.")
     if outcome.unlabeled is not None:
+        searched, total = len(outcome.unlabeled["index"]), outcome.unlabeled_images
+        if searched < total:
+            gallery.about += f" Searched: a sample of {searched:,} of {total:,} unlabeled images."
         rows = np.argsort(outcome.unlabeled["confidence"], kind="stable")[:IN_GALLERY]
         gallery.pictures = pictures(dataset.train, (described(outcome, row) for row in rows))
     return gallery

@@ -73,11 +73,11 @@ def build(outcomes: Sequence[Outcome], dataset: Dataset | None, progress: Progre
             verdict_section(verdict),
             el("ul", [finding_item(f) for f in found], class_="findings"),
             side_by_side(outcomes),
-            learning(outcomes),
-            bias(outcomes),
-            confidence(outcomes),
             classes(outcomes),
             pictures(galleries(subject, opinion, dataset)) if dataset is not None else None,
+            confidence(outcomes),
+            learning(outcomes),
+            bias(outcomes),
             provenance(outcomes),
         ),
         el("footer", f"Written by finessl {finessl.__version__} from {', '.join(str(o.path) for o in outcomes)}."),
@@ -137,11 +137,13 @@ def look_for_leaks(dataset: Dataset | None, progress: Progress | None) -> Findin
     from finessl.data.inspect import report
 
     note = None if progress is None else lambda done, total: progress("looking for leaks", done, total)
-    leaks = report(dataset, progress=note).leaks
+    looked = report(dataset, progress=note)
+    leaks = looked.leaks
     if not leaks:
         return Finding("good", "No leak", "No test image is among the training images, or nearly the same as one.")
+    readable = len(dataset.test) if looked.tested is None else int(looked.tested.sum())
     text = (
-        f"{len(leaks):,} of {len(dataset.test):,} test images {'is' if len(leaks) == 1 else 'are'} also trained on "
+        f"{len(leaks):,} of {readable:,} test images {'is' if len(leaks) == 1 else 'are'} also trained on "
         f"({some([test for test, _, _ in leaks], 3)}): accuracy is overstated."
     )
     return Finding("problem", "Test images leak into training", text)
@@ -170,4 +172,4 @@ def provenance(outcomes: Sequence[Outcome]) -> Html:
         gone = [el("p", text) for text in outcome.missing]
         recipe = el("details", el("summary", "Recipe"), el("pre", outcome.recipe.toml()))
         blocks.append(el("div", el("h3", outcome.label), gone, table(None, rows, numbers=2), recipe))
-    return el("section", el("h2", "Recipe and provenance"), el("div", blocks, class_="charts"))
+    return el("section", el("h2", "Recipe and provenance"), el("div", blocks, class_="charts in-2"))

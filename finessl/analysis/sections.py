@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,8 @@ from finessl.analysis.style import COLOURS, canvas, inline_svg
 
 SHOWN = 20  # classes in the table before the others are folded away
 HALVES = 200  # test images from which a temperature fitted on half of them is worth reporting
-CHART = (4.7, 3.0)  # inches; what a phone can still show
+# Inches of a chart, by how many stand in a row: the page's text size and the charts' stay about the same.
+SIZES = {1: (9.4, 2.9), 2: (4.7, 3.0), 3: (3.6, 2.9)}
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
@@ -28,7 +32,7 @@ def side_by_side(outcomes: Sequence[Outcome]) -> Html:
     rows = [[join(keyed(number, o.label), apart(subject, o)), *measures(o)] for number, o in enumerate(outcomes)]
     note = (
         "95 % intervals in grey. Calibration error: mean gap between confidence and accuracy, 15 bins. Evenness: entropy of "
-        "the last epoch's pseudo-labels over classes, 100 % when all are equally frequent."
+        "the last pseudo-labels over classes, 100 % when all classes are equally frequent."
     )
     return el(
         "section",
@@ -87,12 +91,25 @@ def keyed(number: int, label: str) -> Html:
     return join(el("span", class_="key", style=f"background:var(--series-{number % len(COLOURS)})"), label)
 
 
-def chart(title: str, text: str, draw: Callable[[Any], bool], size: tuple[float, float] = CHART) -> Html | None:
-    """A drawing with its title and what it shows; None when there was nothing to draw."""
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with its title and what it shows."""
+
+    title: str
+    text: str
+    figure: Any
+
+    def html(self, size: tuple[float, float] | None = None) -> Html:
+        if size is not None:
+            self.figure.set_size_inches(*size)
+        svg = Html(inline_svg(self.figure, f"{self.title}. {self.text}"))
+        return el("figure", el("figcaption", el("strong", self.title), self.text), svg)
+
+
+def chart(title: str, text: str, draw: Callable[[Any], bool], size: tuple[float, float] = SIZES[2]) -> Chart | None:
+    """None when there was nothing to draw."""
     figure = canvas(*size)
-    if not draw(figure.subplots()):
-        return None
-    return el("figure", el("figcaption", el("strong", title), text), Html(inline_svg(figure, f"{title}. {text}")))
+    return Chart(title, text, figure) if draw(figure.subplots()) else None
 
 
 def section(title: str, lead: str, *parts: Html | None) -> Html | None:
@@ -101,8 +118,13 @@ def section(title: str, lead: str, *parts: Html | None) -> Html | None:
     return el("section", el("h2", title), el("p", lead, class_="lead"), parts)
 
 
-def grid(*parts: Html | None) -> Html | None:
-    return el("div", [part for part in parts if part], class_="charts") if any(parts) else None
+def grid(*parts: Chart | None) -> Html | None:
+    """Charts in rows without a gap at the end: one, two or three in a row."""
+    found = [part for part in parts if part]
+    if not found:
+        return None
+    columns = len(found) if len(found) < 4 else 2 if len(found) % 2 == 0 else 3
+    return el("div", [part.html(SIZES[columns]) for part in found], class_=f"charts in-{columns}")
 
 
 def learning(outcomes: Sequence[Outcome]) -> Html | None:
@@ -112,8 +134,8 @@ def learning(outcomes: Sequence[Outcome]) -> Html | None:
     labeled = {o.label: o.pseudo_accuracy() for o in outcomes}
     used = {o.label: o.series("train", "used") for o in outcomes}
 
-    def curves(title: str, text: str, series: Mapping[str, charts.Series]) -> Html | None:
-        return chart(title, text, lambda axes: charts.draw_lines(axes, series, "step", "", percent=True))
+    def curves(title: str, text: str, series: Mapping[str, charts.Series]) -> Chart | None:
+        return chart(title, text, lambda axes: charts.draw_lines(axes, series, "step", "", percent=True, whole=True))
 
     made = grid(
         curves("Test accuracy", "Measured during training; never used for model selection.", tested),
@@ -126,26 +148,29 @@ def learning(outcomes: Sequence[Outcome]) -> Html | None:
 
 def bias(outcomes: Sequence[Outcome]) -> Html | None:
     counts, subject = figures.pseudo_counts(outcomes), outcomes[-1]
+    same = all(o.classes == subject.classes for o in outcomes)
+    named = subject.classes if same and len(subject.classes) <= charts.NAMED else []
+    evenness = {o.label: (steps, values / np.log(max(len(o.classes), 2))) for o in outcomes
+                for steps, values in [o.pseudo_entropy()]}  # fmt: skip
     parts = [
         chart(
             "Pseudo-labels over classes",
-            "Last epoch. A steep curve: a few favoured classes take most of them.",
-            lambda axes: charts.draw_shares(axes, counts),
+            "At the end of training. A steep curve: a few favoured classes take most of them.",
+            lambda axes: charts.draw_shares(axes, counts, named),
         ),
         chart(
             "Evenness over training",
-            "Entropy of the pseudo-labels' classes, in nats; higher is more even.",
-            lambda axes: charts.draw_lines(axes, {o.label: o.pseudo_entropy() for o in outcomes}, "step", ""),
+            "Entropy of the pseudo-labels' classes; 100 %: all classes are equally frequent.",
+            lambda axes: charts.draw_lines(axes, evenness, "step", "", percent=True, whole=True),
         ),
     ]
     last = subject.diagnostics[-1] if subject.diagnostics else {}
     if "margin" in last and len(subject.classes) <= charts.NAMED:
-        names = [charts.shorten(name, 12) for name in subject.classes]
         parts.append(
             chart(
                 "Class margins at the end",
                 "Slowly learned classes get a larger margin in the loss.",
-                lambda axes: charts.draw_columns(axes, names, np.array(last["margin"]), "margin"),
+                lambda axes: charts.draw_columns(axes, subject.classes, np.array(last["margin"]), "margin"),
             )
         )
     return section("Is it biased?", "Pseudo-labels drift towards classes that the backbone favours.", grid(*parts))
@@ -164,7 +189,7 @@ def confidence(outcomes: Sequence[Outcome]) -> Html | None:
         )
     ]
     main, auxiliary = (figures.known_groups(subject, name) for name in ("confidence", "confidence_aux"))
-    apart = "Unlabeled images of the last epoch. "
+    apart = "Unlabeled images, at the end of training. "
     apart += (
         "Whether they are right is not known." if "unknown" in main else "The further apart, the better it can tell."
     )
@@ -250,8 +275,13 @@ def classes(outcomes: Sequence[Outcome]) -> Html | None:
     ]
     columns: list[Any] = ["class", "taken for", "images", "of the class"]
     mistakes = el("div", el("h3", "Most frequent mistakes"), table(columns, mixed, numbers=2)) if mixed else None
+    both = [picture.html() if picture else None, mistakes]
     return section(
-        "Classes", "Least recognised first.", table(head, rows[:SHOWN], numbers=1), more, grid(picture, mistakes)
+        "Classes",
+        "Least recognised first.",
+        table(head, rows[:SHOWN], numbers=1),
+        more,
+        el("div", both, class_="charts in-2") if any(both) else None,
     )
 
 
@@ -264,22 +294,31 @@ def pictures(found: Sequence[Gallery]) -> Html | None:
     surest = el(
         "div",
         el("h3", "Most confident, by class"),
-        el("p", "Unlabeled images; beside the class, how many are given it. An orange frame: wrong.", class_="about"),
+        el("p", "Unlabeled images. On the right: how many get this class. An orange frame: wrong.", class_="about"),
         el("div", [gallery_block(gallery) for gallery in by_class], class_="by-class"),
     )
     others = [gallery_block(gallery) for gallery in found if not gallery.of_class]
-    return section("Images", "What the figures look like.", surest if by_class else None, *others)
+    lead = "What the figures look like. Click on an image to enlarge it."
+    return section("Images", lead, surest if by_class else None, *others)
 
 
 def gallery_block(gallery: Gallery) -> Html:
     shown = []
-    for one in gallery.pictures:
+    block = "g" + hashlib.blake2b(gallery.title.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+    for number, one in enumerate(gallery.pictures):
         text = f"{one.name}: {one.answer}, {one.detail}"
-        picture = el("img", src=one.uri, alt=text, title=text)
-        caption = el("figcaption", el("b", one.answer), one.detail)
-        shown.append(el("figure", picture, caption, class_="wrong" if one.right is False else None))
+        place = f"{block}-{number}"
+        picture = el("a", el("img", src=one.uri, alt=text, title=text), href=f"#{place}")
+        names = el("span", PurePosixPath(one.name).name, class_="name"), el("span", one.name, class_="path")
+        caption = el("figcaption", el("b", one.answer), el("span", one.detail), names)
+        close = el("a", "close", href=f"#{block}", class_="close")
+        shown.append(el("figure", picture, caption, close, id=place, class_="wrong" if one.right is False else None))
     if gallery.of_class:
         head = el("h3", el("span", gallery.title), el("span", gallery.about, class_="about"))
     else:
         head = join(el("h3", gallery.title), el("p", gallery.about, class_="about"))
-    return el("div", head, el("div", shown, class_="pictures"), class_="gallery")
+    files = None
+    if not gallery.of_class:  # a list that can be copied
+        names = "\n".join(one.name for one in gallery.pictures)
+        files = el("details", el("summary", "File names"), el("pre", names))
+    return el("div", head, el("div", shown, class_="pictures"), files, class_="gallery", id=block)

@@ -225,10 +225,39 @@ def test_galleries_show_the_images_they_name(make_run: Maker) -> None:
     assert surest is not None
     with Image.open(io.BytesIO(base64.b64decode(surest[1]))) as image:
         assert np.asarray(image).mean((0, 1)).argmax() == 2  # cedar's images are blue
-        assert image.size == (30, 30)
+        assert image.size == (30, 40)  # the whole image: the page crops it to a square
     assert surest[2].startswith("train/cedar/") and "99\xa0%" in surest[2] or "99 %" in surest[2]
     least = text[text.index("<h3>Least confident") :]
-    assert re.search(r"<figcaption><b>.*?</b>40\xa0%", least)  # the least sure of them
+    assert re.search(r"<figcaption><b>.*?</b><span>40\xa0%", least)  # the least sure of them
+
+
+def test_file_names_can_be_read_and_copied_and_images_enlarged(make_run: Maker) -> None:
+    text = write_report([make_run()]).read_text(encoding="utf-8")
+    least = text[text.index("<h3>Least confident") : text.index("<h3>Confident but wrong")]
+    names = re.search(r"<pre>(.*?)</pre>", least, re.S)
+    assert names is not None and len(names[1].splitlines()) == least.count("<img ") == 12
+    assert all(re.search(rf'class="path">{re.escape(name)}<', least) for name in names[1].splitlines())
+    places = re.findall(r'<figure id="([^"]+)"', least)
+    assert [f"#{place}" in least for place in places] == [True] * 12  # each image links to itself, enlarged
+
+
+def test_a_sample_of_the_unlabeled_images_is_called_one(make_run: Maker) -> None:
+    folder = make_run()
+    assert "Searched" not in Page(write_report([folder])).text
+    with np.load(folder / "unlabeled.npz") as kept:
+        arrays = {name: kept[name][:10] for name in kept.files}
+    np.savez(folder / "unlabeled.npz", **arrays)
+    (folder / "features.npz").unlink()
+    assert "Searched: a sample of 10 of 24 unlabeled images" in Page(write_report([folder])).text
+
+
+def test_charts_name_the_classes_and_show_whole_scales(make_run: Maker) -> None:
+    text = write_report([make_run()]).read_text(encoding="utf-8")
+    stairs = text[text.index("<strong>Pseudo-labels over classes") : text.index("<strong>Evenness")]
+    assert all(name in stairs for name in ("ash", "cedar"))
+    learned = text[text.index("<strong>Mean confidence") : text.index("<strong>Pseudo-labels used")]
+    assert ">0 %<" in learned and ">100 %<" in learned
+    assert 'class="charts in-3"' in text  # three charts fill a row
 
 
 def test_nothing_outside_the_file_is_referred_to(make_run: Maker) -> None:
