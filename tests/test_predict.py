@@ -138,7 +138,11 @@ def test_output_that_cannot_be_written(tiny_run: Path, photos: Path, tmp_path: P
     (tmp_path / "file").write_text("")
     with pytest.raises(FinesslError, match="cannot write"):
         predict(tiny_run, photos, "--out", tmp_path / "file" / "out.csv")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.csv", "photos"]
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(FinesslError, match="a device or a pipe"):
+        predict(tiny_run, photos, "--out", tmp_path / "pipe.csv")
+    assert (tmp_path / "pipe.csv").is_fifo()  # not replaced
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.csv", "photos", "pipe.csv"]
 
 
 def test_full_disk_leaves_nothing_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,12 +150,13 @@ def test_full_disk_leaves_nothing_partial(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(FinesslError, match="No space left on device"):
+    with pytest.raises(FinesslError, match="No space left on device") as caught:
         write_predictions(Predictions(["path"], [["a"]]), tmp_path / "out.csv")
-    assert not (tmp_path / "out.csv").exists()
+    assert "checkpoint" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")
 def test_full_standard_output() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "finessl", "list", "methods"], stdout=full, stderr=-1, text=True)

@@ -17,17 +17,8 @@ from finessl.data.dataset import count_of, some
 UNEVEN = 0.10  # of the pseudo-labels in the wrong class's share: worth a warning
 SURER = 0.05  # confidence above accuracy: worth a warning
 WEAK = 0.5  # recall below this share of the mean recall: a weak class
+TEST_PART = 4  # place of the test images in a data fingerprint, after its version (`finessl.data.dataset.PARTS`)
 AUDIT = (50, 100, 400)  # labeled images for which the report says how exact an audit is
-# Fields that say where something is kept. What is kept there is compared by its digest.
-PLACES = (
-    "data.source",
-    "data.root",
-    "data.test",
-    "source.labels",
-    "model.weights",
-    "head.text_features",
-    "head.text_weights",
-)
 
 
 @dataclass(frozen=True)
@@ -121,8 +112,8 @@ def differences(one: Outcome, other: Outcome) -> list[str]:
     mine, theirs = one.meta.get("weights_sha256"), other.meta.get("weights_sha256")
     if mine and theirs and mine != theirs:
         found.append("the backbone's weights")
-    for name, (here, there) in one.recipe.differences(other.recipe).items():
-        if not name.startswith("method.") and name not in PLACES:
+    for name, (here, there) in one.recipe.differences(other.recipe, places=False).items():
+        if not name.startswith("method."):
             found.append(f"{name} ({plain(there)} there, {plain(here)} here)")
     return found
 
@@ -130,12 +121,15 @@ def differences(one: Outcome, other: Outcome) -> list[str]:
 def data_differences(one: Outcome, other: Outcome) -> list[str]:
     """In words, in which images two runs differ."""
     found = []
-    if one.fingerprint and other.fingerprint and one.fingerprint != other.fingerprint:
+    mine, theirs = ((o.fingerprint or "").split(":") for o in (one, other))
+    if one.fingerprint and other.fingerprint and mine[:TEST_PART] != theirs[:TEST_PART]:
         found.append("other data")
     elif one.split and other.split and one.split["labeled"] != other.split["labeled"]:
         found.append("other labeled images")
     if one.classes != other.classes:
         found.append("other classes")
+    elif mine[TEST_PART:] != theirs[TEST_PART:]:
+        found.append("other test images")
     elif one.test is not None and other.test is not None:
         same = np.array_equal(one.test.index, other.test.index) and np.array_equal(one.test.labels, other.test.labels)
         if not same:

@@ -15,6 +15,7 @@ from finessl.analysis.findings import percent
 from finessl.analysis.runs import Outcome
 from finessl.data.dataset import Dataset
 from finessl.data.images import ImageError, Images
+from finessl.data.splits import from_runs
 from finessl.training.diagnostics import NOVEL, UNKNOWN
 
 SIDE = 224  # pixels of an image's shorter side on the page; its longer side is at most twice that
@@ -107,12 +108,22 @@ def surest(outcome: Outcome, dataset: Dataset) -> list[Gallery]:
 def least_sure(outcome: Outcome, dataset: Dataset) -> Gallery:
     gallery = Gallery("Least confident", "Unlabeled images that the classifier hesitates on: label some of these next.")
     if outcome.unlabeled is not None:
-        searched, total = len(outcome.unlabeled["index"]), outcome.unlabeled_images
+        searched, total = len(outcome.unlabeled["index"]), count_unlabeled(outcome, dataset)
         if searched < total:
             gallery.about += f" Searched: a sample of {searched:,} of {total:,} unlabeled images."
         rows = np.argsort(outcome.unlabeled["confidence"], kind="stable")[:IN_GALLERY]
         gallery.pictures = pictures(dataset.train, (described(outcome, row) for row in rows))
     return gallery
+
+
+def count_unlabeled(outcome: Outcome, dataset: Dataset) -> int:
+    """Training images whose labels training did not use; 0 where the split does not tell."""
+    split = outcome.split or {"labeled": [], "unlabeled": []}
+    try:
+        labeled, unlabeled = (from_runs(split[name], len(dataset.train)) for name in ("labeled", "unlabeled"))
+    except ValueError:
+        return 0
+    return len(np.setdiff1d(unlabeled, labeled))
 
 
 def mistakes(outcome: Outcome, dataset: Dataset) -> Gallery:

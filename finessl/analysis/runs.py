@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from finessl.analysis import metrics
-from finessl.data.splits import SplitFile, from_runs
+from finessl.data.splits import SplitFile
 from finessl.errors import FinesslError
 from finessl.files import read_arrays, read_json
 from finessl.recipe import Recipe
@@ -107,13 +107,6 @@ class Outcome:
         if count is None or not self.classes:
             return self.recipe.split.options.get("labels_per_class")
         return count / len(self.classes)
-
-    @cached_property
-    def unlabeled_images(self) -> int:
-        """Training images whose labels training did not use."""
-        if not self.split:
-            return 0
-        return len(np.setdiff1d(from_runs(self.split["unlabeled"]), from_runs(self.split["labeled"])))
 
     # ---- what it recorded -------------------------------------------------------------------------------------------
 

@@ -319,6 +319,6 @@ def gallery_block(gallery: Gallery) -> Html:
         head = join(el("h3", gallery.title), el("p", gallery.about, class_="about"))
     files = None
     if not gallery.of_class:  # a list that can be copied
-        names = "\n".join(one.name for one in gallery.pictures)
-        files = el("details", el("summary", "File names"), el("pre", names))
+        listed = "\n".join(one.name for one in gallery.pictures)
+        files = el("details", el("summary", "File names"), el("pre", listed))
     return el("div", head, el("div", shown, class_="pictures"), files, class_="gallery", id=block)
