@@ -130,13 +130,21 @@ def read_classifier(folder: Path) -> tuple[Description, dict[str, Tensor]]:
 
 
 def load(
-    run: str | Path, *, weights: str | Path | None = None, device: str = "auto", precision: str | None = None
+    run: str | Path,
+    *,
+    weights: str | Path | None = None,
+    device: str = "auto",
+    precision: str | None = None,
+    plugins: Sequence[str] = (),
 ) -> Classifier:
     """The classifier of a finished run (or of its classifier/ folder). `weights`: the backbone's file, if it moved.
-    `precision`: fp32, bf16, fp16, fp8 or auto (bf16 where the chip multiplies it); by default as the run had it, where
-    the device can."""
+    `precision`: fp32, bf16, fp16, fp8 or auto (bf16 where the chip supports it); by default as the run had it, where the
+    device can. `plugins`: files or modules that register the run's tuning strategy or head; what a run directory names
+    itself is never imported."""
+    from finessl.plugins import load as load_plugins
     from finessl.training.loop import resolve_device
 
+    load_plugins(plugins)
     folder = Path(run)
     if not (folder / "classifier.json").exists():
         folder = folder / "classifier"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from finessl.cli import app
+from finessl.cli.train import Plugins
 
 if TYPE_CHECKING:
     from finessl.evaluation import Evaluation
@@ -31,6 +32,7 @@ def evaluate(
         ),
     ] = False,
     weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+    plugin: Plugins = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -40,9 +42,11 @@ def evaluate(
     """
     import sys
 
+    from finessl import plugins
     from finessl.evaluation import evaluate_run
     from finessl.training.progress import Display
 
+    plugins.load(plugin or ())
     with Display() as display:
         result = evaluate_run(
             run,

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from finessl.cli import app
+from finessl.cli.train import Plugins
 
 KINDS = ("methods", "tunings", "backbones", "datasets", "splits", "heads", "weak-views", "strong-views", "recipes")
 
@@ -17,11 +18,13 @@ def list_(
     options: Annotated[
         bool, typer.Option("--options", "-o", help="Also list each one's options and their defaults.")
     ] = False,
+    plugin: Plugins = None,
 ) -> None:
     """List methods, backbones, data sets and other choices."""
     from rich.table import Table
     from rich.text import Text
 
+    from finessl import plugins
     from finessl.catalog import entries
     from finessl.errors import FinesslError
     from finessl.registry import nearest
@@ -30,6 +33,7 @@ def list_(
     if kind is not None and kind not in KINDS:
         raise FinesslError(f"finessl list {kind}{nearest(kind, KINDS) or '.'} Choose from {', '.join(KINDS)}.")
     out = console()
+    plugins.load(plugin or ())
     for one in [kind] if kind else KINDS:
         table = Table(title=one, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         for name, summary, its_options in entries(one, options):

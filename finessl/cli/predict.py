@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from finessl.cli import app
+from finessl.cli.train import Plugins
 
 
 @app.command(no_args_is_help=True)
@@ -47,6 +48,7 @@ def predict(
         Path | None, typer.Option(help="Also write the tuned backbone's features: .npz or .parquet.", metavar="FILE")
     ] = None,
     weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+    plugin: Plugins = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
     """Predict the classes of new images.
@@ -57,6 +59,7 @@ def predict(
     """
     import sys
 
+    from finessl import plugins
     from finessl.data.dataset import count_of
     from finessl.errors import FinesslError
     from finessl.inference.sorting import check_target
@@ -82,6 +85,7 @@ def predict(
         check_target(sort_into, images)
     elif link:
         raise FinesslError("--link says how --sort-into puts images into folders; add --sort-into DIR.")
+    plugins.load(plugin or ())
     with Display() as display:
         found = predict_files(
             run,

@@ -7,7 +7,8 @@
     L = mean H_m(y, z_x) + mean ψ H_m(ŷ, z_s) + mean H(y, z'_x) + mean H(q̃, z'_s),   ŷ = argmax p               (eq. 8)
     q̃ = ŷ smoothed by λ; as released the last mean is over the images with max p ≥ `aux_threshold` only         (eq. 6)
 
-The released code differs from the paper; each difference is an option, the default as released (see `FORMS`):
+The released code's loss differs from the paper's; each difference is an option, the default as released (see `FORMS`).
+How the released code trains (it replays labeled batches, in pure fp16) is not reproduced.
 margin_shape    "ratio" Δ = (1−β)/(1+β)                                       | "linear" 1 − β
 pace_reset      "epoch": σ forgets everything every `task.epoch_steps` steps  | "never"
 pace_update     "after": margins come from the steps before this one          | "before": this batch counts already

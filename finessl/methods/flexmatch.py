@@ -4,9 +4,9 @@
     L = mean H(y, z_x) + λ_u · mean 1[max p ≥ τ(ŷ)] H(ŷ, z_s),   ŷ = argmax p
 
 Thresholds come from the steps before this one, and the memory is written after them. While nothing was selected they
-are 0: every image passes. Sources disagree on the maximum: USB's default lets the images that were never selected
-compete in it (`warmup` True, here too: β stays small until most images are selected); False is the plain maximum over
-the classes.
+are 0: every image passes. Sources disagree on the maximum. `warmup` False (the default) is the plain maximum over the
+classes. True is USB's default: the images that were never selected compete in the maximum, so β stays small until most
+images are selected, and with many classes almost every image passes (docs/results.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from finessl.options import Probability, Weight
 
 class FlexMatch(Method):
     def __init__(
-        self, task: Task, *, threshold: Probability = 0.7, unlabeled_weight: Weight = 1.0, warmup: bool = True
+        self, task: Task, *, threshold: Probability = 0.7, unlabeled_weight: Weight = 1.0, warmup: bool = False
     ) -> None:
         super().__init__(task)
         self.threshold = threshold
