@@ -8,14 +8,16 @@ classifier.predict(["new.jpg"])
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = ["Classifier", "FineSSLClassifier", "FinesslError", "__version__", "load", "train"]
 
 from finessl.errors import FinesslError
 
+TYPE_CHECKING = False  # as typing's, which takes longer to import than all that the command needs to catch Ctrl-C
 if TYPE_CHECKING:
+    from typing import Any
+
     from finessl.api import train
     from finessl.classifier import Classifier, load
     from finessl.estimator import FineSSLClassifier

@@ -35,7 +35,7 @@ def write_report(
     dataset = open_images(outcomes[-1], progress) if images else None
     with styled():
         content = build(outcomes, dataset, progress)
-    with writing(target.parent):
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, content)
     return target

@@ -6,6 +6,7 @@ torch and timm are imported inside the functions, so that --help is fast.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from typing import Annotated
 
@@ -85,5 +86,7 @@ def main() -> None:
 
 
 def fail(message: str, status: int) -> None:
-    print(f"finessl: {message}", file=sys.stderr)
+    print(f"finessl: {message}", file=sys.stderr, flush=True)
+    if status > 128:  # Python would kill itself by SIGINT where KeyboardInterrupt has passed through a C library
+        os._exit(status)
     sys.exit(status)

@@ -58,13 +58,13 @@ def split(
     made = make_or_load_split(recipe, dataset, None, False)
     show_split(made, dataset)
     if out is not None:
-        with writing(out.parent):
+        with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             made.save(out)
         print(f"split: {out}   (finessl train {data} --split {out})")
     target = picture or (out.with_suffix(".png") if out is not None else None)
     if target is not None:
-        with writing(target.parent):
+        with writing(target):
             draw_split(made, dataset, target)
         print(f"picture: {target}")
 
