@@ -6,7 +6,6 @@ them, which shows whether predictions wait for the files or for the network.
 
 from __future__ import annotations
 
-import io
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from finessl.bench.augment import MEAN, STD, pillow_view
 from finessl.bench.scale import write_originals, write_set
 from finessl.bench.timing import milliseconds
 from finessl.data.augment import STRONG, WEAK
-from finessl.data.images import ArrayImages, Images, fitted, resize
+from finessl.data.images import ArrayImages, Images, fitted, opened, resize
 from finessl.data.loader import Loader
 from finessl.data.sources import open_dataset
 from finessl.data.store import PixelStore
@@ -88,7 +87,8 @@ def measure(
         raise FinesslError("bench data: fewer than two of the images can be decoded.")
 
     def plain(i: int) -> Image.Image:
-        picture = Image.open(io.BytesIO(images.content(i))).convert("RGB")
+        with opened(images.content(i)) as file:
+            picture = file.convert("RGB")
         return resize(picture, *fitted(picture.height, picture.width, shorter=shorter))
 
     batches = np.random.default_rng(0).choice(good, (FETCHES, batch))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+import finessl
 from finessl.data.images import (
     ArrayImages,
     FileImages,
@@ -202,6 +203,13 @@ def test_formats_that_start_programs_are_not_opened(tmp_path: Path, monkeypatch:
         (tmp_path / f"a{extension}").write_bytes(b"x")
         with pytest.raises(ImageError, match=f"{extension.lower()} is not read; convert it to JPEG or PNG"):
             decode(tmp_path / f"a{extension}")
+
+
+def test_images_are_opened_in_one_place() -> None:
+    """With the list of formats; what an export writes for users is theirs."""
+    package = Path(finessl.__file__).parent
+    callers = [p for p in package.rglob("*.py") if "Image.open(" in p.read_text(encoding="utf-8")]
+    assert {p.name for p in callers if "inference" not in p.parts} == {"images.py"}
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:

@@ -15,18 +15,26 @@ about = json.loads(session.get_modelmeta().custom_metadata_map["finessl"])
 SIZE, BILINEAR = about["image_size"], Image.Resampling.BILINEAR
 
 
+def squash(image, box=None):
+    """Across, then down: Pillow 13 and later would round some tall images differently."""
+    left, top, right, bottom = box or (0, 0, *image.size)
+    across = image.resize((SIZE, image.height), BILINEAR, (left, 0, right, image.height))
+    return across.resize((SIZE, SIZE), BILINEAR, (0, top, SIZE, bottom))
+
+
 def read(path):
     """uint8 [SIZE, SIZE, 3]: upright, on white, squashed to a square; a large JPEG is first reduced by its decoder."""
     with Image.open(path) as file:
         stored, draft = file.size, file.draft(None, (2 * SIZE, 2 * SIZE))
-        reduced = file.resize((SIZE, SIZE), BILINEAR, draft[1]) if draft and file.size != stored else file
+        reduced = squash(file, draft[1]) if draft and file.size != stored else file
         image = ImageOps.exif_transpose(reduced)
     if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        values = np.asarray(image)
+        image = Image.fromarray((values >> (8 if values.max() > 4095 else 4)).astype(np.uint8))  # 16 or 12 bits
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return np.asarray(image.convert("RGB").resize((SIZE, SIZE), BILINEAR))
+    return np.asarray(squash(image.convert("RGB")))
 
 
 def predict(paths):
