@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from finessl.recipe import Recipe
 from finessl.training.loop import Settings, train
 
+from .conftest import train_until
+
 FIELDS = {
     "model.backbone": "vit_tiny_patch16_224",
     "model.pretrained": False,
@@ -124,23 +126,7 @@ def test_resume_with_another_number_of_processes(shapes: Path, tmp_path: Path) -
     recipe = Recipe.read(None, {**FIELDS, "data.source": str(shapes), "train.steps": 12, "train.precision": "fp32"})
     settings = Settings(device="cpu", log_every=3, checkpoint_seconds=0.0, quiet=True)
     train(recipe, tmp_path / "alone", settings)
-
-    from finessl.training import checkpoint
-
-    class Stop(Exception):
-        pass
-
-    original = checkpoint.save
-
-    def save(folder: Path, step: int, trained: dict, state: dict) -> Path:
-        path = original(folder, step, trained, state)
-        if step == 6:
-            raise Stop
-        return path
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(checkpoint, "save", save)
-        train(recipe, tmp_path / "shared", settings)
+    train_until(6, recipe, tmp_path / "shared", settings)
     done = torchrun(2, "-m", "finessl", "resume", str(tmp_path / "shared"), "--device", "cpu")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "resuming at step 6 of 12" in done.stdout + done.stderr

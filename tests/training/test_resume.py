@@ -18,6 +18,8 @@ from finessl.training import checkpoint
 from finessl.training.loop import Settings, train
 from finessl.training.rundir import RunDirectory
 
+from .conftest import train_until
+
 TINY = {
     "model.backbone": "vit_tiny_patch16_224",
     "model.pretrained": False,
@@ -108,22 +110,7 @@ def test_killed_from_outside(shapes: Path, whole: Path, tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_passed_over(shapes: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-
-    class Stop(Exception):
-        pass
-
-    original = checkpoint.save
-
-    def save(folder: Path, step: int, trained: dict, state: dict) -> Path:
-        path = original(folder, step, trained, state)
-        if step == 8:
-            raise Stop
-        return path
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "save", save)
-        with pytest.raises(Stop):
-            train(recipe(shapes), out, SETTINGS)
+    train_until(8, recipe(shapes), out, SETTINGS)
     steps = sorted(path.name for path in (out / "checkpoints").iterdir())
     assert steps == ["step-00000007", "step-00000008"]
     broken = out / "checkpoints" / "step-00000008" / "trained.safetensors"
