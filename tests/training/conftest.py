@@ -15,6 +15,14 @@ from finessl.recipe import Recipe
 from finessl.training import checkpoint
 from finessl.training.loop import Settings, train
 
+# For `shapes`: a small transformer with weights drawn at random.
+TINY = {
+    "model.backbone": "vit_tiny_patch16_224",
+    "model.pretrained": False,
+    "data.image_size": 32,
+    "split.labels_per_class": 4,
+    "train.batch_size": 4,
+}
 QUICK = Settings(device="cpu", log_every=2, checkpoint_seconds=0.0, quiet=True)
 FIELDS = {
     "model.backbone": "embedded",

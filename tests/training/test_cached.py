@@ -20,25 +20,15 @@ from finessl.training.experiment import Experiment, prepare
 from finessl.training.loop import Settings, train
 from finessl.training.step import TrainingStep, make_optimizer
 
-from .conftest import train_until
+from .conftest import TINY, train_until
 
-TINY = {
-    "model.backbone": "vit_tiny_patch16_224",
-    "model.pretrained": False,
-    "data.image_size": 32,
-    "split.labels_per_class": 4,
-    "tuning.name": "linear",
-    "train.batch_size": 4,
-    "train.steps": 6,
-    "train.epoch_steps": 4,
-    "train.cache_features": 2,
-}
+FIELDS = {**TINY, "tuning.name": "linear", "train.steps": 6, "train.epoch_steps": 4, "train.cache_features": 2}
 CPU = torch.device("cpu")
 SETTINGS = Settings(device="cpu", log_every=2, checkpoint_seconds=0.0, quiet=True)
 
 
 def recipe(data: Path | str, **changes: object) -> Recipe:
-    return Recipe.read(None, {**TINY, "data.source": str(data), **changes})
+    return Recipe.read(None, {**FIELDS, "data.source": str(data), **changes})
 
 
 def filled(experiment: Experiment, draws: int) -> CachedLoader:

@@ -16,18 +16,9 @@ from safetensors.torch import load_file
 from finessl.recipe import Recipe
 from finessl.training.loop import Settings, train
 
-from .conftest import train_until
+from .conftest import TINY, train_until
 
-FIELDS = {
-    "model.backbone": "vit_tiny_patch16_224",
-    "model.pretrained": False,
-    "data.image_size": 32,
-    "split.labels_per_class": 4,
-    "train.batch_size": 4,
-    "train.mu": 2,
-    "train.lr": 0.01,
-    "train.epoch_steps": 4,
-}
+FIELDS = {**TINY, "train.mu": 2, "train.lr": 0.01, "train.epoch_steps": 4}
 
 # For each recipe six steps in float64; writes parameters, method state and losses of the first process.
 STEPS = """

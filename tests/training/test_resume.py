@@ -18,23 +18,14 @@ from finessl.training import checkpoint
 from finessl.training.loop import Settings, train
 from finessl.training.rundir import RunDirectory
 
-from .conftest import train_until
+from .conftest import TINY, train_until
 
-TINY = {
-    "model.backbone": "vit_tiny_patch16_224",
-    "model.pretrained": False,
-    "data.image_size": 32,
-    "split.labels_per_class": 4,
-    "tuning.length": 3,
-    "train.batch_size": 4,
-    "train.steps": 12,
-    "train.epoch_steps": 5,
-}
+FIELDS = {**TINY, "tuning.length": 3, "train.steps": 12, "train.epoch_steps": 5}
 SETTINGS = Settings(device="cpu", log_every=3, checkpoint_seconds=0.0, quiet=True)
 
 
 def recipe(data: Path, **changes: object) -> Recipe:
-    return Recipe.read(None, {**TINY, "data.source": str(data), **changes})
+    return Recipe.read(None, {**FIELDS, "data.source": str(data), **changes})
 
 
 def result(run: Path) -> tuple[dict[str, bytes], bytes]:
@@ -84,7 +75,7 @@ train(Recipe.read(None, eval(sys.argv[5])), out, Settings(device="cpu", log_ever
 @pytest.mark.parametrize(("place", "when"), [("before", 1), ("within", 4), ("after", 7), ("within", 12)])
 def test_killed_run_ends_as_the_whole_one(shapes: Path, whole: Path, tmp_path: Path, place: str, when: int) -> None:
     out = tmp_path / "run"
-    fields = {**TINY, "data.source": str(shapes)}
+    fields = {**FIELDS, "data.source": str(shapes)}
     killed = subprocess.run(
         [sys.executable, "-c", KILLER, place, str(when), str(shapes), str(out), repr(fields)], capture_output=True
     )
@@ -97,7 +88,7 @@ def test_killed_run_ends_as_the_whole_one(shapes: Path, whole: Path, tmp_path: P
 
 def test_killed_from_outside(shapes: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    fields = {**TINY, "data.source": str(shapes)}
+    fields = {**FIELDS, "data.source": str(shapes)}
     process = subprocess.Popen([sys.executable, "-c", KILLER, "never", "0", str(shapes), str(out), repr(fields)])
     deadline = time.monotonic() + 120
     while not list((out / "checkpoints").glob("step-*")) and process.poll() is None and time.monotonic() < deadline:
@@ -134,7 +125,7 @@ def test_another_recipe_is_refused(shapes: Path, whole: Path) -> None:
 
 def test_interrupt_saves_and_resumes(shapes: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    fields = {**TINY, "data.source": str(shapes)}
+    fields = {**FIELDS, "data.source": str(shapes)}
     code = KILLER.replace("checkpoint_seconds=0.0", "checkpoint_seconds=1e9").replace(
         "checkpoint.torch.save, checkpoint.save = torch_save, save",
         "original_step = loop.TrainingStep.__call__\n"
