@@ -40,10 +40,11 @@ def quick_recipe(data: Path | str, **changes: Any) -> Recipe:
 
 
 class Stop(Exception):
-    """Stands for a kill after a checkpoint."""
+    """A kill after a checkpoint."""
 
 
 def train_until(step: int, recipe: Recipe, out: Path, settings: Settings = QUICK) -> None:
+    """Train until the checkpoint of `step` is written, then stop as a kill would."""
     original = checkpoint.save
 
     def save(folder: Path, at: int, trained: dict[str, Any], state: dict[str, Any]) -> Path:

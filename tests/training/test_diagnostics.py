@@ -12,10 +12,12 @@ import torch
 from finessl.methods import create
 from finessl.methods.base import Batch, Outputs, Result, Task, View
 from finessl.recipe import Recipe
-from finessl.training import checkpoint, diagnostics
+from finessl.training import diagnostics
 from finessl.training.diagnostics import NOVEL, Diagnostics, evenly
 from finessl.training.loop import Settings, train
 from finessl.training.rundir import RunDirectory
+
+from .conftest import train_until
 
 TINY = {
     "model.backbone": "vit_tiny_patch16_224", "model.pretrained": False, "data.image_size": 32, "tuning.length": 3,
@@ -126,26 +128,9 @@ def test_a_run_stopped_before_its_end_was_written_ends_the_same(shapes: Path, tm
     """Stopped after the last checkpoint, and in the middle of an epoch: the same metrics, to the byte."""
     recipe = Recipe.read(None, {**TINY, "data.source": str(shapes)})
     train(recipe, tmp_path / "whole", SETTINGS)
-
-    class Stop(Exception):
-        pass
-
-    original, stops = checkpoint.save, iter((7, 12, None))
-    for when in stops:
-
-        def save(folder: Path, step: int, trained: dict, state: dict, when: int | None = when) -> Path:
-            path = original(folder, step, trained, state)
-            if step == when:
-                raise Stop
-            return path
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checkpoint, "save", save)
-            if when is None:
-                meta = train(recipe, tmp_path / "stopped", SETTINGS)
-            else:
-                with pytest.raises(Stop):
-                    train(recipe, tmp_path / "stopped", SETTINGS)
+    for step in (7, 12):
+        train_until(step, recipe, tmp_path / "stopped", SETTINGS)
+    meta = train(recipe, tmp_path / "stopped", SETTINGS)
     whole = RunDirectory(tmp_path / "whole")
     assert (tmp_path / "stopped" / "metrics.jsonl").read_bytes() == whole.metrics_file.read_bytes()
     assert meta["pseudo_accuracy"] == whole.meta()["pseudo_accuracy"] and meta["accuracy"] == whole.meta()["accuracy"]

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from finessl.recipe import Recipe, TrainRecipe
-from finessl.training import checkpoint
 from finessl.training import loop as loop_module
 from finessl.training.acceleration import compile_encoder
 from finessl.training.experiment import prepare
@@ -19,6 +18,8 @@ from finessl.training.loop import Settings, evaluation_steps, train
 from finessl.training.precision import resolve_precision
 from finessl.training.rundir import RunDirectory
 from finessl.training.step import TrainingStep, lr_factor
+
+from .conftest import train_until
 
 TINY = {
     "model.backbone": "vit_tiny_patch16_224",
@@ -72,22 +73,7 @@ def test_state_of_other_methods_resumes_too(shapes: Path, tmp_path: Path, method
     """Self-training pools, ramps and moving averages survive an interruption (dropout as well)."""
     one = recipe(shapes, **{"method.name": method, "tuning.name": "adaptformer", "train.steps": 12})
     train(one, tmp_path / "whole", SETTINGS)
-
-    class Stop(Exception):
-        pass
-
-    original = checkpoint.save
-
-    def save(folder: Path, step: int, tensors: dict, state: dict) -> Path:
-        path = original(folder, step, tensors, state)
-        if step == stop:
-            raise Stop
-        return path
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "save", save)
-        with pytest.raises(Stop):
-            train(one, tmp_path / "broken", SETTINGS)
+    train_until(stop, one, tmp_path / "broken", SETTINGS)
     train(one, tmp_path / "broken", SETTINGS)
     assert same(tmp_path / "whole", tmp_path / "broken")
     assert (tmp_path / "whole" / "metrics.jsonl").read_bytes() == (tmp_path / "broken" / "metrics.jsonl").read_bytes()
