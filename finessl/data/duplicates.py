@@ -36,12 +36,20 @@ class Signatures:
     def take(self, indices: np.ndarray) -> Signatures:
         return Signatures(self.content[indices], self.difference[indices], self.thumbnail[indices])
 
-    def put(self, i: int, content: bytes, image: Image.Image) -> None:
-        digest = hashlib.blake2b(content, digest_size=8).digest()
-        self.content[i] = int.from_bytes(digest, "little")
+    def copy(self, i: int, source: int) -> None:
+        """Image i has the content of image `source`."""
+        for array in (self.content, self.difference, self.thumbnail):
+            array[i] = array[source]
+
+    def put(self, i: int, content: int, image: Image.Image) -> None:
+        self.content[i] = content
         self.difference[i] = difference_hash(image)
         small = image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
         self.thumbnail[i] = np.frombuffer(small.tobytes(), np.uint8)
+
+
+def content_hash(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 def difference_hash(image: Image.Image) -> np.uint64:

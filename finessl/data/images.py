@@ -387,7 +387,7 @@ class FileImages:
 
     def content(self, i: int) -> bytes:
         try:
-            with open_regular(self.path(i)) as file:
+            with open_regular(os.path.join(self.root, self.paths[i])) as file:
                 return file.read()
         except OSError as error:
             raise _reason(error) from error

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from finessl.data.dataset import Dataset, count_of, left_out, some, warnings_note
-from finessl.data.duplicates import Signatures, equal_groups, join_pairs, near_pairs
+from finessl.data.duplicates import Signatures, content_hash, equal_groups, join_pairs, near_pairs
 from finessl.data.images import ArrayImages, ImageError, Images, opened, pillow_warnings, shrunk
 from finessl.data.index import Progress
 from finessl.machine import usable_cores
@@ -117,17 +117,25 @@ def look(
     signatures, sizes = Signatures.empty(total), np.zeros((total, 2), np.int64)
     broken: list[tuple[int, str]] = []
 
+    first: dict[int, int] = {}  # content → an image that has it: copies are not decoded again
+
     def look_at(images: Images, start: int, rows: range) -> int:
         for i in rows:
             try:
-                content = images.content(i)
+                data = images.content(i)
+                content = content_hash(data)
+                if (known := first.get(content)) is not None:
+                    signatures.copy(start + i, known)
+                    sizes[start + i] = sizes[known]
+                    continue
                 if isinstance(images, ArrayImages):
                     size, image = images.size(i), Image.fromarray(images.read(i, shorter=SIDE))
                 else:  # one reading of the file gives the hash, the size and the pixels
-                    with opened(content, images.key(i)) as file:
+                    with opened(data, images.key(i)) as file:
                         size, image = (file.height, file.width), shrunk(file, shorter=SIDE)
                 signatures.put(start + i, content, image)
                 sizes[start + i] = size
+                first[content] = start + i
             except ImageError as error:
                 broken.append((start + i, str(error)))
         return len(rows)

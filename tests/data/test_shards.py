@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -173,3 +174,30 @@ def test_broken_images_and_labels_inside(tmp_path: Path, make) -> None:
     write_tar(tmp_path / "z" / "test.tar", {"a.png": image})
     with pytest.raises(FinesslError, match="1 test images have no label"):
         open_dataset(tmp_path / "z")
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("10.json", b"{", r"train-1.tar: the label 10.json cannot be read \(.*\); mend or remove it"),
+        ("10.cls", b"\xff", "train-1.tar: the label 10.cls cannot be read"),
+        ("10.json", b"[" * 100_000, "the label 10.json cannot be read"),
+        ("10.cls", b" " * 2_000_000, "10.cls has 2,000,000 bytes, which is no label"),
+        ("10.json", b'{"label": "\\ud800"}', "class name is not valid UTF-8"),
+    ],
+)
+def test_bad_label_is_named(folder: Path, make, name: str, content: bytes, message: str) -> None:
+    """The archive is whole: getting it again would not help."""
+    (folder / "classes.txt").unlink()
+    write_tar(folder / "train-1.tar", {"10.png": png(make.picture(1)), name: content})
+    with pytest.raises(FinesslError, match=message):
+        open_dataset(folder)
+
+
+def test_images_in_other_formats_and_pipes(folder: Path, make) -> None:
+    write_tar(folder / "train-1.tar", {"10.png": png(make.picture(1)), "10.cls": b"0", "11.tga": b"x", "11.cls": b"1"})
+    for _ in range(2):  # scanned, then from the cache
+        assert open_dataset(folder).excluded == [("train-1.tar/11.tga", ".tga is not read; convert it to JPEG or PNG")]
+    os.mkfifo(folder / "train-2.tar")
+    with pytest.raises(FinesslError, match="train-2.tar cannot be read: not a regular file"):
+        open_dataset(folder)
