@@ -7,7 +7,7 @@ classifier.json           classes, backbone, tuning, head, preprocessing
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
 
@@ -182,11 +182,14 @@ def load(
     network.load_trained(tensors)
     target = resolve_device(device)
     network.to(target).eval()
-    if precision is None:
-        precision = description.get("precision", "auto")
-        if target.type == "cpu" or (precision == "fp8" and not multiplies_fp8(target)):
-            precision = "auto" if precision in ("fp16", "fp8") else precision
-    return Classifier(network, dict(description), target, precision)
+    return Classifier(network, dict(description), target, precision or usual_precision(description, target))
+
+
+def usual_precision(description: Mapping[str, Any], device: torch.device) -> str:
+    """The precision that the run had, where the device can; else auto."""
+    precision = description.get("precision", "auto")
+    impossible = device.type == "cpu" and precision in ("fp16", "fp8")
+    return "auto" if impossible or (precision == "fp8" and not multiplies_fp8(device)) else precision
 
 
 class Classifier:

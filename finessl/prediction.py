@@ -23,7 +23,7 @@ from finessl.data.images import EXTENSIONS, UNREAD, FileImages, pillow_warnings,
 from finessl.data.paths import PathTable
 from finessl.errors import FinesslError
 from finessl.evaluation import predict_images
-from finessl.files import replacing, write_arrays, write_atomically, writing
+from finessl.files import reading, replacing, write_arrays, write_atomically, writing
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq")
 FORMATS = (".csv", ".json", ".jsonl", ".parquet")
@@ -113,6 +113,8 @@ def find_files(paths: list[Path]) -> tuple[list[Path], list[tuple[str, str]]]:
             raise FinesslError(f"{path}: there is no such file or folder.")
         elif path.suffix.lower() in TABLES:
             files += table_files(path)
+        elif path.suffix.lower() == ".txt":
+            files += listed_files(path)
         else:
             files.append(path)
     if not files:
@@ -143,6 +145,13 @@ def table_files(table: Path) -> list[Path]:
             f"{table} has no column 'path' with the image files; it has {some(list(columns), 12) or 'no columns'}."
         )
     return [table.parent / name.strip() for name in columns["path"] if name.strip()]
+
+
+def listed_files(path: Path) -> list[Path]:
+    """The files of a list, one on each line, relative to the list's folder."""
+    with reading(path):
+        lines = path.read_bytes().decode("utf-8-sig", "surrogateescape").splitlines()
+    return [path.parent / line.strip() for line in lines if line.strip()]
 
 
 # ---- output ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,11 +16,18 @@ def predict(
     run: Annotated[Path, typer.Argument(help="Run directory, or its classifier/ folder.", show_default=False)],
     images: Annotated[
         list[Path],
-        typer.Argument(help="Image files, folders of them, or tables with a column path.", show_default=False),
+        typer.Argument(
+            help="Image files, folders of them, tables with a column path, lists (.txt); with --out DIR also tar shards "
+            "and Parquet files with a column image.",
+            show_default=False,
+        ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Output file; the suffix chooses .csv, .json, .jsonl or .parquet. (default: CSV to stdout)"),
+        typer.Option(
+            help="Output file; the suffix chooses .csv, .json, .jsonl or .parquet. Without a suffix: a folder of Parquet "
+            "parts, which the same command resumes. (default: CSV to stdout)"
+        ),
     ] = None,
     top: Annotated[int, typer.Option(help="Show the N most likely classes per image.", min=1, metavar="N")] = 1,
     excel: Annotated[
@@ -47,6 +54,11 @@ def predict(
     embeddings: Annotated[
         Path | None, typer.Option(help="Also write the tuned backbone's features: .npz or .parquet.", metavar="FILE")
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="With --out DIR: processes. (default: one per core, or per GPU)", min=1)
+    ] = None,
+    engine: Annotated[str, typer.Option(help="With --out DIR: local, or ray for many machines.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster. (default: start one here)")] = None,
     weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
     plugin: Plugins = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
@@ -75,6 +87,22 @@ def predict(
     )
     from finessl.training.progress import Display
 
+    if out is not None and not out.suffix:
+        files_only = {
+            "--coverage": coverage,
+            "--sort-into": sort_into,
+            "--embeddings": embeddings,
+            "--excel": excel or None,
+        }
+        if given := [option for option, value in files_only.items() if value is not None]:
+            raise FinesslError(f"{given[0]} needs all predictions at once; --out {out} is a folder. Name a file.")
+        predict_parts(
+            run, images, out, top=top, min_confidence=min_confidence, weights=weights, device=device, jobs=jobs,
+            engine=engine, address=address,
+        )  # fmt: skip
+        return
+    if jobs is not None or engine != "local" or any(path.suffix.lower() == ".tar" for path in images):
+        raise FinesslError("tar shards, --jobs and --engine need --out DIR, a folder for Parquet parts.")
     if out is not None:
         check_output(out)
     if excel and out is not None and out.suffix.lower() != ".csv":
@@ -116,3 +144,21 @@ def predict(
         return
     write_predictions(found, out, excel=excel)
     print(f"{out}: {count_of(len(found.rows), 'prediction')}")
+
+
+def predict_parts(run: Path, images: list[Path], out: Path, **options: Any) -> None:
+    import sys
+
+    from finessl.data.dataset import count_of
+    from finessl.inference.bulk import predict_bulk
+    from finessl.training.progress import Display
+
+    with Display() as display:
+        totals = predict_bulk(
+            run, images, out, **options, progress=lambda done, total: display.update("parts", done, total)
+        )
+    for path, reason in totals.examples:
+        print(f"finessl: skipped {path}: {reason}", file=sys.stderr)
+    if totals.broken > len(totals.examples):
+        print(f"finessl: {totals.broken:,} images could not be read; the column error says why.", file=sys.stderr)
+    print(f"{out}: {count_of(totals.images, 'prediction')} in {count_of(totals.parts, 'part')}")

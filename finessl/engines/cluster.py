@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from finessl.engines import Ended, Job, Say
@@ -34,17 +35,7 @@ def run_ray(
     address: of a running cluster ("auto": this machine's); None starts one here.   gpus: a cell, 1 by default where the
     cluster has any.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise FinesslError("--engine ray needs Ray: pip install 'finessl[ray]'.") from error
-    ours = not ray.is_initialized()
-    if ours:
-        try:
-            ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise FinesslError(f"no Ray cluster could be reached at {address!r}: {error}") from error
-    try:
+    with connected(address) as ray:
         have = ray.cluster_resources()
         share = (1.0 if have.get("GPU") and device != "cpu" else 0.0) if gpus is None else gpus
         if cpus > have.get("CPU", 0) or share > have.get("GPU", 0):
@@ -75,6 +66,23 @@ def run_ray(
                 pending[submit(cell)] = (cell, tries + 1)
             else:
                 ended(cell, failure)
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """The module ray, connected to the cluster at `address` ("auto": this machine's; None starts one here)."""
+    try:
+        import ray
+    except ImportError as error:
+        raise FinesslError("--engine ray needs Ray: pip install 'finessl[ray]'.") from error
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise FinesslError(f"no Ray cluster could be reached at {address!r}: {error}") from error
+    try:
+        yield ray
     finally:
         if ours:
             ray.shutdown()

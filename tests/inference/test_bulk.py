@@ -1,0 +1,227 @@
+"""Predictions in parts: the same files whatever the number of workers and however often they were interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import finessl
+from finessl.cli import app
+from finessl.errors import FinesslError
+from finessl.inference import bulk
+from finessl.inference.bulk import cut, predict_bulk
+
+from .conftest import MakeRun
+
+parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+
+
+def make_tar(path: Path, files: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+@pytest.fixture(scope="module")
+def shards(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards of eight images; one image is broken, one is in a format that is not read."""
+    folder = tmp_path_factory.mktemp("shards")
+    for number, name in enumerate(("across", "diagonal", "down")):
+        files = {f"{name}/{p.name}": p.read_bytes() for p in sorted((shapes / "test" / name).iterdir())}
+        if number == 1:
+            files["diagonal/99.png"] = b"not a picture"
+        make_tar(folder / f"{number:04d}.tar", files)
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def whole(make_run: MakeRun, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("bulk") / "out"
+    totals = predict_bulk(make_run(), [shards], out, top=2, device="cpu", jobs=1)
+    assert (totals.images, totals.broken, totals.parts) == (24, 1, 3)
+    return out
+
+
+def test_parts_hold_the_classifiers_answers(whole: Path, make_run: MakeRun, shapes: Path, shards: Path) -> None:
+    rows = parquet.read_table(whole / "part-00000.parquet").to_pylist()
+    assert list(rows[0]) == ["path", "label", "confidence", "label2", "confidence2", "error"]
+    files = sorted((shapes / "test" / "across").iterdir())
+    assert [row["path"] for row in rows] == [f"{shards}/0000.tar/across/{file.name}" for file in files]
+    classifier = finessl.load(make_run(), device="cpu")
+    assert [row["label"] for row in rows] == classifier.predict(files)
+    np.testing.assert_allclose(
+        [row["confidence"] for row in rows], classifier.predict_proba(files).max(1), rtol=1e-2, atol=1e-2
+    )
+    broken = [row for row in parquet.read_table(whole / "part-00001.parquet").to_pylist() if row["error"]]
+    assert [(Path(row["path"]).name, row["label"], row["confidence"]) for row in broken] == [("99.png", None, None)]
+    assert json.loads((whole / "predictions.json").read_text())["finished"] == {"images": 24, "broken": 1}
+
+
+def test_missing_parts_are_made_again(whole: Path, make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    (out / "part-00001.parquet").unlink()
+    (out / ".part-00002.parquet.partial").write_bytes(b"half")
+    (out / "part-00002.parquet").unlink()
+    kept = (out / "part-00000.parquet").stat().st_mtime_ns
+    predict_bulk(make_run(), [shards], out, top=2, device="cpu", jobs=1)
+    assert content(out) == content(whole) and (out / "part-00000.parquet").stat().st_mtime_ns == kept
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the workers in /proc")
+def test_killed_with_two_processes_and_resumed_with_one(whole: Path, make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "finessl", "predict", str(make_run()), str(shards), "--out", str(out)]
+    command += ["--top", "2", "--device", "cpu", "--jobs", "2"]
+    process = subprocess.Popen(command, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not list(out.glob("part-*")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    while (left := running_in(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == [], "the workers end with their parent"
+    predict_bulk(make_run(), [shards], out, top=2, device="cpu", jobs=1)
+    assert content(out) == content(whole)
+
+
+def running_in(session: int) -> list[str]:
+    """The processes of a session, without those that have ended and nobody has waited for."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, _, its = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(its) == session and state != "Z":
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+def test_inputs_are_cut_the_same_way(
+    shards: Path, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "PART_FILES", 10)
+    monkeypatch.setattr(bulk, "PART_BYTES", 20_000)
+    parts = cut([shards, shapes / "test"])
+    assert [part.kind for part in parts] == [*["tar"] * (len(parts) - 3), "files", "files", "files"]
+    assert [len(part.items) for part in parts[-3:]] == [10, 10, 4]
+    names = [bulk.open_part(part)[0].key(i) for part in parts[:-3] for i in range(len(bulk.open_part(part)[0]))]
+    assert len(names) == len(set(names)) == 25, "the pieces of a shard hold each image once"
+    files = sorted((shapes / "test" / "down").iterdir())
+    (tmp_path / "list.txt").write_text("\n".join(map(str, files)) + "\n\n")
+    assert [path for path, _ in cut([tmp_path / "list.txt"])[0].items] == [str(file) for file in files]
+
+
+def test_parquet_with_images(make_run: MakeRun, shapes: Path, tmp_path: Path) -> None:
+    import pyarrow
+
+    files = sorted((shapes / "test" / "down").iterdir())
+    structs = [{"bytes": file.read_bytes(), "path": file.name} for file in files]
+    structs[2] = {"bytes": None, "path": None}
+    parquet.write_table(pyarrow.table({"image": structs}), tmp_path / "images.parquet", row_group_size=3)
+    totals = predict_bulk(make_run(), [tmp_path / "images.parquet"], tmp_path / "out", device="cpu", jobs=1)
+    assert (totals.images, totals.broken, totals.parts) == (7, 1, 3)
+    rows = [
+        row for path in sorted((tmp_path / "out").glob("*.parquet")) for row in parquet.read_table(path).to_pylist()
+    ]
+    assert [row["path"] for row in rows] == [f"{tmp_path}/images.parquet/{i}" for i in range(8)]
+    wanted = finessl.load(make_run(), device="cpu").predict(files)
+    assert [row["label"] for row in rows] == [*wanted[:2], None, *wanted[3:]]
+
+
+def test_min_confidence_leaves_the_label_empty(make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+    predict_bulk(make_run(), [shards / "0000.tar"], tmp_path / "out", min_confidence=1.0, device="cpu", jobs=1)
+    rows = parquet.read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
+    assert {row["label"] for row in rows} == {None} and all(row["guess"] for row in rows)
+
+
+def test_other_settings_are_refused(whole: Path, make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(FinesslError, match=r"other settings \(top\)"):
+        predict_bulk(make_run(), [shards], whole, top=1, device="cpu")
+    with pytest.raises(FinesslError, match=r"other settings \(inputs\)"):
+        predict_bulk(make_run(), [shards / "0000.tar"], whole, top=2, device="cpu")
+    with pytest.raises(FinesslError, match=r"other settings \(classifier"):
+        predict_bulk(make_run("bitfit"), [shards], whole, top=2, device="cpu")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "x").write_text("")
+    with pytest.raises(FinesslError, match="holds no predictions"):
+        predict_bulk(make_run(), [shards], tmp_path / "mine", device="cpu")
+
+
+def test_a_cut_shard_fails_alone(make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(shards, data)
+    with open(data / "0001.tar", "r+b") as file:
+        file.truncate(5000)
+    with pytest.raises(FinesslError, match="1 of 3 parts failed: .*0001.tar"):
+        predict_bulk(make_run(), [data], tmp_path / "out", device="cpu", jobs=1)
+    assert sorted(path.name for path in (tmp_path / "out").glob("part-*")) == [
+        "part-00000.parquet",
+        "part-00002.parquet",
+    ]
+    shutil.copy(shards / "0001.tar", data / "0001.tar")
+    assert predict_bulk(make_run(), [data], tmp_path / "out", device="cpu", jobs=1).images == 24
+
+
+def test_nothing_readable_is_an_error(make_run: MakeRun, tmp_path: Path) -> None:
+    make_tar(tmp_path / "bad.tar", {"a.png": b"no", "b.png": b""})
+    with pytest.raises(FinesslError, match="nothing was predicted.*not an image"):
+        predict_bulk(make_run(), [tmp_path / "bad.tar"], tmp_path / "out", device="cpu", jobs=1)
+
+
+def test_full_disk_is_one_sentence(
+    make_run: MakeRun, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bulk, "replacing", full)
+    with pytest.raises(FinesslError, match="3 of 3 parts failed: .*No space left on device"):
+        predict_bulk(make_run(), [shards], tmp_path / "out", device="cpu", jobs=1)
+
+
+def test_command_line(make_run: MakeRun, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(make_run())
+    app(
+        ["predict", run, str(shards), "--out", str(tmp_path / "out"), "--jobs", "1", "--device", "cpu"],
+        standalone_mode=False,
+    )
+    captured = capsys.readouterr()
+    assert captured.out.endswith("out: 24 predictions in 3 parts\n") and "99.png" in captured.err
+    for words, message in (
+        (["--out", "x", "--coverage", "0.5"], "--coverage needs all predictions"),
+        (["--out", "x.csv", "--jobs", "2"], "need --out DIR"),
+        (["--out", "x.csv"], "need --out DIR"),
+        (["--out", "x", "--engine", "spark"], "choose local or ray"),
+    ):
+        with pytest.raises(FinesslError, match=message):
+            app(["predict", run, str(shards / "0000.tar"), *words, "--device", "cpu"], standalone_mode=False)
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_files(whole: Path, make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'finessl[ray]'")
+    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        predict_bulk(make_run(), [shards], tmp_path / "out", top=2, device="cpu", engine="ray")
+    finally:
+        ray.shutdown()
+    assert content(tmp_path / "out") == content(whole)
