@@ -86,7 +86,9 @@ def test_missing_parts_are_made_again(whole: Path, make_run: MakeRun, shards: Pa
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the workers in /proc")
-def test_killed_with_two_processes_and_resumed_with_one(whole: Path, make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+def test_killed_with_two_processes_and_resumed_with_one(
+    whole: Path, make_run: MakeRun, shards: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "finessl", "predict", str(make_run()), str(shards), "--out", str(out)]
     command += ["--top", "2", "--device", "cpu", "--jobs", "2"]

@@ -17,7 +17,9 @@ import torch
 from PIL import Image
 
 import finessl
+from finessl.classifier import squash
 from finessl.cli import app
+from finessl.data.images import decode
 from finessl.errors import FinesslError
 from finessl.inference import export as exporting
 from finessl.inference.agreement import Agreement, Gate
@@ -65,6 +67,8 @@ def odd_images(folder: Path) -> list[Path]:
     alpha.save(folder / "alpha.png")
     image.resize((50, 30)).convert("P").save(folder / "palette.png", transparency=3)
     Image.fromarray(rng.integers(0, 65536, (40, 40)).astype(np.uint16)).save(folder / "deep.png")
+    Image.fromarray(rng.integers(0, 4096, (40, 40)).astype(np.uint16)).save(folder / "twelve.png")
+    Image.fromarray(rng.integers(0, 256, (400, 50, 3), np.uint8)).save(folder / "tall.png")
     image.convert("L").resize((20, 10)).save(folder / "grey.png")
     return sorted(folder.iterdir())
 
@@ -73,7 +77,10 @@ def test_onnx_answers_like_its_run(onnx_folder: Path, tmp_path: Path) -> None:
     run = onnx_folder.parent / "run"
     files = odd_images(tmp_path)
     classifier = finessl.load(run, device="cpu", precision="fp32")
-    probabilities, logits, embedding = load_script(onnx_folder).predict(files)
+    script = load_script(onnx_folder)
+    for file in files:
+        np.testing.assert_array_equal(script.read(file), squash(decode(file, square=32), 32), err_msg=file.name)
+    probabilities, logits, embedding = script.predict(files)
     np.testing.assert_allclose(logits, classifier.logits(files), atol=1e-4)
     np.testing.assert_allclose(probabilities, classifier.predict_proba(files), atol=1e-5)
     np.testing.assert_allclose(embedding, classifier.embed(files), atol=1e-4)
