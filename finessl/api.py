@@ -18,6 +18,7 @@ from finessl.training.loop import train as run_recipe
 SHORT = {
     "root": "data.root",
     "test": "data.test",
+    "labels": "source.labels",
     "download": "source.download",
     "path_column": "source.path_column",
     "label_column": "source.label_column",

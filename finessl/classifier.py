@@ -21,7 +21,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from finessl.data.augment import normalise
-from finessl.data.images import ImageError, decode, resize, to_bytes, to_rgb
+from finessl.data.images import ImageError, decode, squash, to_bytes, to_rgb
 from finessl.data.ops import upload
 from finessl.errors import FinesslError
 from finessl.files import DamagedFile, read_json, replacing, sha256, write_json, writing
@@ -87,29 +87,32 @@ def export_classifier(folder: Path, experiment: Experiment) -> None:
     """Write the trained network of an experiment as a classifier."""
     recipe, backbone = experiment.recipe, experiment.backbone
     head, tensors = experiment.network.finished(recipe.head)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    description: Description = {
+        "format": FORMAT,
+        "classes": experiment.split.classes,
+        "backbone": recipe.model.backbone,
+        "weights": recipe.model.weights,
+        "weights_sha256": experiment.weights_sha256,
+        "pretrained": recipe.model.pretrained,
+        "seed": recipe.seed,
+        "tuning": {"name": recipe.tuning.name, **recipe.tuning.options},
+        "head": {"name": head.name, **head.options},
+        "aux": experiment.method.aux,
+        "precision": recipe.train.precision,
+        "image_size": backbone.image_size,
+        "mean": list(experiment.mean),
+        "std": list(experiment.std),
+    }
+    write_classifier(folder, description, tensors)
+
+
+def write_classifier(folder: Path, description: Description, tensors: Mapping[str, Tensor]) -> None:
+    """Write a description and its tensors, each file whole or not at all."""
     with writing(folder, RESUMES):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / TENSORS) as partial:
-            save_file(tensors, partial)
-        description: Description = {
-            "format": FORMAT,
-            "classes": experiment.split.classes,
-            "backbone": recipe.model.backbone,
-            "weights": recipe.model.weights,
-            "weights_sha256": experiment.weights_sha256,
-            "pretrained": recipe.model.pretrained,
-            "seed": recipe.seed,
-            "tuning": {"name": recipe.tuning.name, **recipe.tuning.options},
-            "head": {"name": head.name, **head.options},
-            "aux": experiment.method.aux,
-            "precision": recipe.train.precision,
-            "image_size": backbone.image_size,
-            "mean": list(experiment.mean),
-            "std": list(experiment.std),
-            "sha256": sha256(folder / TENSORS),
-        }
-        write_json(folder / "classifier.json", description)
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial)
+        write_json(folder / "classifier.json", {**description, "sha256": sha256(folder / TENSORS)})
 
 
 def read_classifier(folder: Path) -> tuple[Description, dict[str, Tensor]]:
@@ -275,12 +278,6 @@ def batches(images: Sequence[ImageLike], size: int, batch: int) -> Iterator[np.n
         yield np.stack(
             [squash(pixels(image, start + i, size), size) for i, image in enumerate(images[start : start + batch])]
         )
-
-
-def squash(image: np.ndarray, size: int) -> np.ndarray:
-    if image.shape[:2] == (size, size):
-        return image
-    return np.asarray(resize(Image.fromarray(image), size, size))
 
 
 def pixels(image: ImageLike, position: int, size: int) -> np.ndarray:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from finessl.analysis.metrics import Interval, wilson
-from finessl.classifier import Classifier, load, squash
+from finessl.classifier import Classifier, load
 from finessl.data.dataset import Dataset, broken_files, count_of, some, warnings_note
-from finessl.data.images import ImageError, Images, pillow_warnings
+from finessl.data.images import ImageError, Images, pillow_warnings, squash
 from finessl.data.sources import open_dataset
 from finessl.data.splits import Split
 from finessl.errors import FinesslError

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from finessl.frozen import choose
+
 BINS = 15  # of the expected calibration error, as in Guo et al. 2017
 
 
@@ -132,11 +134,7 @@ class Interval(NamedTuple):
 
 def wilson(right: float, count: int) -> Interval:
     """95 % interval of a share (Wilson 1927); unlike the bootstrap it does not collapse when all are right."""
-    z2 = 1.959964**2
-    share = right / count
-    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = np.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count**2))) / (1 + z2 / count)
-    return Interval(float(max(middle - half, 0.0)), float(min(middle + half, 1.0)))
+    return Interval(*choose.wilson(right, count))
 
 
 def bootstrap(

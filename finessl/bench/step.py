@@ -81,7 +81,7 @@ def bench_step(
     network = experiment.network.train()
     store_frozen(network.encoder, precision)
     reset_memory(device)
-    diagnostics = Diagnostics(experiment.method, hidden_truth(experiment), device)
+    diagnostics = Diagnostics(experiment.method, hidden_truth(experiment.dataset, experiment.split), device)
     plain = TrainingStep(
         network, experiment.method, experiment.optimizer(), recipe.train, device, precision, Processes()
     )

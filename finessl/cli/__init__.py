@@ -52,6 +52,7 @@ from finessl.cli import (  # noqa: E402 - each adds its verbs to `app`
     grid,  # noqa: F401
     listing,  # noqa: F401
     predict,  # noqa: F401
+    quick,  # noqa: F401
     report,  # noqa: F401
     serve,  # noqa: F401
     train,  # noqa: F401

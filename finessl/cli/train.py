@@ -34,6 +34,9 @@ def train(
     path_column: Annotated[Text, typer.Option(help=PATH_COLUMN_HELP)] = None,
     label_column: Annotated[Text, typer.Option(help=LABEL_COLUMN_HELP)] = None,
     test: Annotated[Text, typer.Option(help="Folder or table of labeled images to test on.")] = None,
+    labels: Annotated[
+        Text, typer.Option(help="Table with the columns path and label, such as the filled-in list of finessl select.")
+    ] = None,
     labels_per_class: Annotated[
         int | None,
         typer.Option("--labels-per-class", "-n", help="Keep N labels per class and treat the rest as unlabeled."),
@@ -108,7 +111,7 @@ def train(
         quiet=quiet,
     )
     fields: dict[str, Any] = dict(
-        root=root, download=download or None, path_column=path_column, label_column=label_column, test=test,
+        root=root, download=download or None, path_column=path_column, label_column=label_column, test=test, labels=labels,
         labels_per_class=labels_per_class, split=split,
         method=method, tuning=tuning, backbone=backbone, weights=weights, head=head, head_init=head_init,
         text_features=text_features, steps=steps, batch_size=batch_size, mu=mu, lr=lr, image_size=image_size,

@@ -1,4 +1,4 @@
-"""What finessl keeps to be faster next time: decoded images, and lists of the images in large folders and shards.
+"""What finessl keeps to be faster next time: decoded images, features, and lists of the images in large folders and shards.
 
 Everything here can be made again. It is kept in `cache_folder()`: $FINESSL_CACHE, or the user's cache folder. Decoded
 images are written only where they do not fit into memory; beyond a limit ($FINESSL_CACHE_GB, by default 100 GB) those
@@ -57,7 +57,16 @@ def entries(cache_dir: Path | None = None) -> list[Entry]:
     for kind, what in (("index", "list of the images in a folder"), ("shards", "list of the images in shards")):
         for path in children(cache_folder() / kind):
             found.append(Entry(path, what, size_of(path), modified(path)))
+    for path in children(cache_folder() / "features"):
+        found.append(Entry(path, f"features: {encoder_of(path)}", size_of(path), modified(path / "chunks.jsonl")))
     return sorted(found, key=lambda entry: -entry.used)
+
+
+def encoder_of(path: Path) -> str:
+    try:
+        return str(json.loads((path / "encoder.json").read_text(encoding="utf-8"))["backbone"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "of an unknown backbone"
 
 
 def stores(folder: Path) -> Iterator[Entry]:

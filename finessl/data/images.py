@@ -125,6 +125,11 @@ def resize(
     return across.resize((width, height), Image.Resampling.BILINEAR, (0, top, width, bottom))
 
 
+def squash(image: np.ndarray, size: int) -> np.ndarray:
+    """The whole image at size × size, as in evaluation."""
+    return image if image.shape[:2] == (size, size) else np.asarray(resize(Image.fromarray(image), size, size))
+
+
 @functools.cache
 def formats() -> tuple[str, ...]:
     """Those of FORMATS that this installation reads."""

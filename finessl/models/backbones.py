@@ -186,6 +186,20 @@ def hub_lacks(name: str) -> str | None:
     return None
 
 
+def in_cache(name: str) -> bool:
+    """Are the weights of a backbone here: built in, or fetched from the hub before?"""
+    timm_name = alias_of(name).timm
+    if timm_name is None:
+        return name == "embedded"
+    from huggingface_hub import try_to_load_from_cache
+
+    config = timm.get_pretrained_cfg(timm_name)
+    if config is None or not config.hf_hub_id:
+        return False
+    files = [config.hf_hub_filename or "model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin"]
+    return any(isinstance(try_to_load_from_cache(str(config.hf_hub_id), file), str) for file in files)
+
+
 def unreachable(repository: str, *files: str) -> str | None:
     """Why the hub cannot give these files of a repository: its name does not resolve, and none of them is cached."""
     if any(os.environ.get(v) for v in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HF_ENDPOINT")):

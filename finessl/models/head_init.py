@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
-from finessl.models.heads import LinearHead, Start
+from finessl.models.heads import CentredHead, LinearHead, Start
 from finessl.models.network import Network
 from finessl.models.text import load_text_tower, projection_to, spoken
 from finessl.registry import nearest
@@ -56,8 +56,9 @@ def start_heads(
         weight = text_weights(text, backbone)
     else:
         weight = {"class-mean": class_mean, "probe": probe}[init](features, labels, len(classes), generator)
-    if linear:  # rows of length 1 on raw features: bring the logits to the cosine head's range
-        weight = weight / (0.07 * features.float().norm(dim=1).mean())
+    if linear:  # rows of length 1: bring the logits to the cosine head's range, whatever the length of the features
+        length = 1.0 if isinstance(network.head, CentredHead) else features.float().norm(dim=1).mean()
+        weight = weight / (0.07 * length)
     network.set_head(weight)
 
 

@@ -23,6 +23,7 @@ HEADS = Registry(
         "cosine": ("finessl.models.heads:CosineHead", "cosine similarity times a learnable scale, the released code's"),
         "linear": ("finessl.models.heads:LinearHead", "weight and bias, as in the paper's text"),
         "coop": ("finessl.models.coop:CoOpHead", "learned words before the class names, read by CLIP's text tower"),
+        "centred": ("finessl.models.heads:CentredHead", "weight and bias on centred unit features: finessl quick's"),
         "projected": ("finessl.models.heads:ProjectedHead", "cosine on projected features: a finished coop"),
     },
 )
@@ -132,3 +133,14 @@ class LinearHead(Head):
 
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(features, self.weight, self.bias)
+
+
+class CentredHead(LinearHead):
+    """x · wᵀ + b on x = unit(unit(f) − centre): what `finessl quick` solves. Trained from scratch, the centre is 0."""
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__(dim, classes)
+        self.centre = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(F.normalize(F.normalize(features, dim=-1) - self.centre, dim=-1))

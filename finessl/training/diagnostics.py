@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from finessl.data.dataset import Dataset
+from finessl.data.splits import Split
 from finessl.files import write_arrays, writing
 from finessl.methods.base import Batch, Method, Outputs, Result, View
 from finessl.models.backbones import create_backbone
@@ -40,13 +42,13 @@ MIN_IMAGES = 64  # of either kind of unlabeled images, in a run however short
 MAX_SHARE = 0.1  # of the images that training processed: what the classifier and the backbone process afterwards
 
 
-def hidden_truth(experiment: Experiment) -> np.ndarray:
+def hidden_truth(dataset: Dataset, split: Split) -> np.ndarray:
     """[M] classes of the unlabeled images; UNKNOWN: nobody knows; NOVEL: known, and none of the classifier's.
 
     Images whose labels are trained on count as unknown: that the model repeats what it was told says nothing.
     """
-    split, truth = experiment.split, experiment.truth.copy()
-    truth[(truth < 0) & (experiment.dataset.train_labels[split.unlabeled] >= 0)] = NOVEL
+    truth = split.labels(dataset)[split.unlabeled]
+    truth[(truth < 0) & (dataset.train_labels[split.unlabeled] >= 0)] = NOVEL
     truth[np.isin(split.unlabeled, split.labeled)] = UNKNOWN
     return truth
 
@@ -153,7 +155,12 @@ def look_back(
         network.eval()
         main, *aux = over(both_heads, images, "labeling unlabeled images", rows=rows).split(classes, 1)
         confidence, label = main.softmax(1).max(1)
-        saved = {"index": images, "label": label, "confidence": confidence, "truth": hidden_truth(experiment)[chosen]}
+        saved = {
+            "index": images,
+            "label": label,
+            "confidence": confidence,
+            "truth": hidden_truth(experiment.dataset, split)[chosen],
+        }
         if aux:
             saved["confidence_aux"] = aux[0].softmax(1).amax(1)
         save(folder / "unlabeled.npz", saved)

@@ -179,7 +179,7 @@ class Training:
         self.answer, self.rows = answering(self.training_step, network)
         self.loader = self.experiment.loader(team, DTYPES[self.precision])
         self.prefetcher = Prefetcher(self.loader, recipe.train.steps)
-        self.diagnostics = Diagnostics(method, hidden_truth(self.experiment), device)
+        self.diagnostics = Diagnostics(method, hidden_truth(self.experiment.dataset, self.experiment.split), device)
         self.step = 0
         self.elapsed = 0.0  # seconds spent in earlier tries
         self.averages = Averages(device)  # since the last line of metrics

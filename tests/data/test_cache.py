@@ -16,6 +16,7 @@ from finessl.data.pixel_file import lock_of
 from finessl.data.sources import open_dataset
 from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
+from finessl.frozen.features import FeatureStore
 
 
 @pytest.fixture
@@ -157,3 +158,13 @@ def test_extreme_images_do_not_ask_for_much_memory(tmp_path: Path, make) -> None
     store = PixelStore.build(open_dataset(tmp_path).train, shorter=32)
     assert store.sizes.tolist() == [[128, 4], [4, 128]]
     assert store.fetch(np.array([0, 1]))[0].shape == (2, 128, 128, 3)
+
+
+def test_features_are_shown_and_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FINESSL_CACHE", str(tmp_path / "cache"))
+    store = FeatureStore(tmp_path / "cache" / "features" / ("0" * 24), 3, {"backbone": "embedded"})
+    store.append(np.ones((2, 16), np.uint8), np.ones((2, 3), np.float16))
+    (entry,) = cache.entries()
+    assert entry.what == "features: embedded" and entry.size > 12
+    cache.clear()
+    assert cache.entries() == []

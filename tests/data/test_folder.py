@@ -205,3 +205,29 @@ def test_fingerprint_follows_names_sizes_and_labels(tmp_path: Path, make) -> Non
     assert open_dataset(moved).fingerprint() == first
     make.write(moved / "a" / "1.png", 99, 20, 20)
     assert open_dataset(moved).fingerprint() != first
+
+
+def test_table_of_labels_adds_to_the_labels_that_the_folder_gives(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
+    make.class_folder(tmp_path / "photos" / "labeled", {"cat": 2, "dog": 1})
+    make.class_folder(tmp_path / "photos" / "unlabeled", {"": 3}, seed=50)
+    table = tmp_path / "to-label.csv"
+    table.write_text(
+        "rank,path,suggested,label\n1,unlabeled/1.png,dog,owl\n2,labeled/cat/0.png,,dog\n3,unlabeled/2.png,,\n"
+    )
+    dataset = open_dataset(tmp_path / "photos", labels=str(table))
+    named = {dataset.train.key(i): dataset.classes[k] for i, k in enumerate(dataset.train_labels) if k >= 0}
+    assert named == {
+        "labeled/cat/0.png": "dog",  # the table has the last word
+        "labeled/cat/1.png": "cat",
+        "labeled/dog/0.png": "dog",
+        "unlabeled/1.png": "owl",
+    }
+    assert len(dataset.train) == 6 and dataset.given is not None and dataset.given.sum() == 4
+
+
+def test_table_of_labels_adds_to_labels_csv(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
+    make.class_folder(tmp_path / "photos", {"": 4})
+    (tmp_path / "photos" / "labels.csv").write_text("path,label\n0.png,cat\n1.png,cat\n")
+    (tmp_path / "more.csv").write_text("path,label\n1.png,dog\n2.png,dog\n")
+    dataset = open_dataset(tmp_path / "photos", labels=str(tmp_path / "more.csv"))
+    assert [dataset.classes[k] if k >= 0 else "" for k in dataset.train_labels] == ["cat", "dog", "dog", ""]

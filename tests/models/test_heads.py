@@ -15,7 +15,7 @@ from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
 from finessl.models.encoder import Encoder
 from finessl.models.head_init import class_mean, embed_names, probe, read_text_features, start_heads, text_weights
-from finessl.models.heads import HEADS, CosineHead, LinearHead, ProjectedHead
+from finessl.models.heads import HEADS, CentredHead, CosineHead, LinearHead, ProjectedHead
 from finessl.models.network import Network
 from finessl.models.vit import ViTEncoder
 
@@ -174,3 +174,12 @@ def test_started_heads_know_the_labeled_images(make_vit: Make, head: str, init: 
     assert 1 < view.logits.abs().max() < 15
     with pytest.raises(FinesslError, match="did you mean class-mean"):
         start_heads(network, "classmean", backbone=backbone, classes=[], labeled=lambda: (features, labels))
+
+
+def test_centred_head_by_hand() -> None:
+    """(3, 4) → (0.6, 0.8) − (0.6, 0) = (0, 0.8) → (0, 1)."""
+    head = CentredHead(2, 2)
+    with torch.no_grad():
+        head.centre.copy_(torch.tensor([0.6, 0.0]))
+    head.set(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, -0.5]))
+    torch.testing.assert_close(head(torch.tensor([[3.0, 4.0]])), torch.tensor([[2.5, 3.5]]))

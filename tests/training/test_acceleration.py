@@ -61,7 +61,7 @@ def test_every_method_is_one_graph(method: str) -> None:
     torch._dynamo.reset()
     plain_losses, _ = run(*set_up("cpu", **{"method.name": method}), 3)
     experiment, step = set_up("cpu", **{"method.name": method})
-    Diagnostics(experiment.method, hidden_truth(experiment), experiment.device)
+    Diagnostics(experiment.method, hidden_truth(experiment.dataset, experiment.split), experiment.device)
     step.judge = torch.compile(step.judge, backend="aot_eager", fullgraph=True, dynamic=False)  # type: ignore[method-assign]
     assert run(experiment, step, 3)[0] == plain_losses
 

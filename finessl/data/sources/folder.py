@@ -8,7 +8,7 @@ any folder with labels.csv (path,label)              the images that it does not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +38,8 @@ def open_folder(
     label_column: str | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
-    """labels: a table that names the class of some images; all others are unlabeled.   path_column, label_column: its
-    columns, where they are not called path and label."""
+    """labels: a table that names the class of some images, besides those in labeled/ or labels.csv; all others are
+    unlabeled.   path_column, label_column: its columns, where they are not called path and label."""
     index = read_index(path, progress)
     images, tops = FileImages(index.root, index.paths), {folder.split("/")[0] for folder in index.folders}
     test = next((top for top in TESTS if top in tops and has_classes(index, top)), None)
@@ -49,8 +49,12 @@ def open_folder(
     by_name, notes = bool(labels) or (table.is_file() and top == ""), list[str]()
     if by_name:
         rows = read_rows(table, path_column, label_column)
-        notes = rows.notes
-        positions, ids, classes = by_table(index, table, rows, without=test)
+        notes, known = rows.notes, dict[str, str]()
+        if labels and top in LABELED:
+            known = by_folder(index, top)
+        elif labels and (index.root / LABELS).is_file():
+            known = rows_by_path(read_rows(index.root / LABELS))
+        positions, ids, classes = by_table(index, table, known | rows_by_path(rows), without=test)
     else:
         if top not in LABELED and tops.intersection(LABELED):
             raise FinesslError(f"{path}/labeled should hold a folder with images for each class, labeled/<class>/….")
@@ -58,7 +62,8 @@ def open_folder(
         if not classes:
             raise FinesslError(
                 f"{path}: {len(index.paths):,} images but no classes. Put labeled ones in labeled/<class>/ and the "
-                f"others in unlabeled/, or name the class of a few in {LABELS} (columns path,label)."
+                f"others in unlabeled/, or name the class of a few in {LABELS} (columns path,label). "
+                f"finessl select {path} -k 50 --out to-label.csv chooses images to label."
             )
         positions, ids = by_class(index, top, classes)
         unlabeled = np.flatnonzero(inside(index, *UNLABELED)[index.paths.folder_of])
@@ -140,14 +145,25 @@ def inside(index: FolderIndex, *tops: str) -> np.ndarray:
     return np.array([folder.split("/")[0] in tops for folder in index.folders])
 
 
+def by_folder(index: FolderIndex, top: str) -> dict[str, str]:
+    """Path → class of the images in `top`/<class>/…."""
+    classes = class_names(index, top)
+    positions, ids = by_class(index, top, classes)
+    return {index.paths[i]: classes[k] for i, k in zip(positions.tolist(), ids.tolist(), strict=True)}
+
+
+def rows_by_path(rows: Rows) -> dict[str, str]:
+    """Path → class of the rows that have a label."""
+    return {Path(path).as_posix(): label for path, label in zip(rows.paths, rows.labels, strict=True) if label}
+
+
 def by_table(
-    index: FolderIndex, table: Path, rows: Rows, without: str | None
+    index: FolderIndex, table: Path, named: Mapping[str, str], without: str | None
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """All images (but those of the test folder), with the labels that the table gives to some."""
+    """All images (but those of the test folder), with the labels that some paths have."""
     kept = ~inside(index, without) if without else np.ones(len(index.folders), bool)
     positions = np.flatnonzero(kept[index.paths.folder_of])
     where = {index.paths[i]: n for n, i in enumerate(positions.tolist())}
-    named = {Path(path).as_posix(): label for path, label in zip(rows.paths, rows.labels, strict=True) if label}
     missing = [path for path in named if path not in where]
     if missing:
         raise FinesslError(f"{table} names {len(missing):,} images that are not in {index.root}: {some(missing)}.")

@@ -1,0 +1,1 @@
+"""Work on frozen features: encode every image once, solve in seconds, choose what to label."""

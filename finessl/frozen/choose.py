@@ -1,0 +1,187 @@
+"""Which solver? Chosen by cross-validation on the labels, never on test images.
+
+With one label per class nothing can be held out, and with fewer than ten images per class the images say little about the
+classes: then the choice is a fixed one, and the reason is given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from finessl.frozen.neighbours import Graph, build_graph
+from finessl.frozen.solvers import Distiller, Solution, class_means, em, propagate, ridge
+
+SOLVERS = {
+    "means": "class means",
+    "ridge": "ridge regression",
+    "propagation": "label propagation",
+    "em": "EM with neighbours",
+}
+DEFAULT, FALLBACK = "propagation", "ridge"
+TRANSDUCTIVE = ("propagation", "em")
+FOLDS = 4
+CROWD = 10  # images per class below which the unlabeled images are too few to help
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One solver on one backbone's features."""
+
+    solver: str
+    solution: Solution
+    right: np.ndarray | None = None  # bool [labeled]: right when held out; None: nothing could be held out
+    seconds: float = 0.0
+
+    @property
+    def held_out(self) -> float | None:
+        return None if self.right is None else float(self.right.mean())
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return None if self.right is None else wilson(int(self.right.sum()), len(self.right))
+
+
+@dataclass(frozen=True)
+class Choice:
+    candidates: list[Candidate]
+    chosen: Candidate
+    reason: str
+
+
+class Pile:
+    """All images of a set, prepared, with what the solvers share: the graph and the factorised system."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self._graph: Graph | None = None
+        self._distiller: Distiller | None = None
+
+    @property
+    def graph(self) -> Graph:
+        if self._graph is None:
+            self._graph = build_graph(self.x)
+        return self._graph
+
+    def solve(self, solver: str, y: Tensor, classes: int) -> Solution:
+        """A linear classifier from the labels y [n] (−1: unlabeled)."""
+        if solver == "means":
+            return class_means(self.x, y, classes)
+        if solver == "ridge":
+            return ridge(self.x, y, classes)
+        soft = propagate(self.graph, y, classes) if solver == "propagation" else em(self.x, self.graph, y, classes)
+        if self._distiller is None:
+            self._distiller = Distiller(self.x)
+        return self._distiller.fit(soft)
+
+
+def choose_solver(
+    pile: Pile,
+    y: Tensor,
+    classes: int,
+    *,
+    extra: Mapping[str, tuple[Solution, np.ndarray]] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Choice:
+    """Solve with every solver that fits the data, and choose one.
+
+    extra: classifiers that use no label (zero-shot), and which labeled images they have right.
+    """
+    labeled = torch.nonzero(y >= 0).flatten()
+    counts = torch.bincount(y[labeled], minlength=classes)
+    crowded = len(pile.x) >= CROWD * classes
+    names = [name for name in SOLVERS if crowded or name not in TRANSDUCTIVE]
+    folds = assign_folds(y[labeled].cpu().numpy(), classes)
+    candidates = []
+    for number, name in enumerate(names):
+        if progress:
+            progress(f"solving: {SOLVERS[name]}", number, len(names))
+        if name in TRANSDUCTIVE:
+            pile.graph  # noqa: B018 - shared by both: not part of one solver's time
+        start = time.perf_counter()
+        solution = pile.solve(name, y, classes)
+        seconds = time.perf_counter() - start
+        right = None if folds is None else held_out(pile, name, y, labeled, folds, classes)
+        candidates.append(Candidate(name, solution, right, seconds))
+    for name, (solution, hits) in (extra or {}).items():
+        candidates.append(Candidate(name, solution, hits if folds is None else hits[folds >= 0]))
+    return decide(candidates, crowded, int(counts.max()))
+
+
+def decide(candidates: list[Candidate], crowded: bool, most: int) -> Choice:
+    """The default, unless another is better on the held-out labels by more than chance."""
+    by_name = {candidate.solver: candidate for candidate in candidates}
+    standard = by_name[DEFAULT if crowded else FALLBACK]
+    title = SOLVERS[standard.solver]
+    why = "" if crowded else f"There are fewer than {CROWD} images per class, so the labeled images decide alone. "
+    if standard.right is None:
+        return Choice(candidates, standard, f"{why}No class has two labels, so nothing can be held out: {title}.")
+    best = standard
+    for candidate in candidates:
+        if candidate.right is not None and better(candidate.right, standard.right):
+            best = candidate if candidate.right.sum() > best.right.sum() else best  # type: ignore[union-attr]
+    if best is standard:
+        reason = f"{why}{title.capitalize()}: no other is better on the held-out labels by more than chance."
+    else:
+        title = SOLVERS.get(best.solver, best.solver)
+        reason = f"{why}{title.capitalize()}: better on the held-out labels than {SOLVERS[standard.solver]}."
+    return Choice(candidates, best, reason)
+
+
+def better(right: np.ndarray, other: np.ndarray) -> bool:
+    """More often right, by more than one standard deviation of the difference on the same images."""
+    won, lost = int((right & ~other).sum()), int((other & ~right).sum())
+    return won - lost > np.sqrt(won + lost)
+
+
+def assign_folds(labels: np.ndarray, classes: int) -> np.ndarray | None:
+    """[labeled] fold of each labeled image, −1 for the only image of a class; None when no class has two.
+
+    Each fold holds every k-th image of each class, up to FOLDS folds.
+    """
+    counts = np.bincount(labels, minlength=classes)
+    if counts.max() < 2:
+        return None
+    order = np.argsort(labels, kind="stable")
+    place = np.empty(len(labels), int)  # within its class
+    place[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    folds = int(min(FOLDS, counts[counts > 1].min()))
+    return np.where(counts[labels] > 1, place % folds, -1)
+
+
+def held_out(pile: Pile, solver: str, y: Tensor, labeled: Tensor, folds: np.ndarray, classes: int) -> np.ndarray:
+    """bool: is each labeled image that has a fold right when its fold's labels are hidden?"""
+    right = np.zeros(len(folds), bool)
+    for fold in range(folds.max() + 1):
+        hidden = labeled[torch.from_numpy(np.flatnonzero(folds == fold)).to(labeled.device)]
+        rest = y.clone()
+        rest[hidden] = -1
+        answers = pile.solve(solver, rest, classes).logits(pile.x[hidden]).argmax(1)
+        right[folds == fold] = (answers == y[hidden]).cpu().numpy()
+    return right[folds >= 0]
+
+
+def calibrate(solution: Solution, x: Tensor, accuracy: float) -> Solution:
+    """The solution with the scale at which its mean confidence on x is `accuracy`."""
+    scores = replace(solution, scale=1.0).logits(x)
+    low, high = np.log(0.1), np.log(1e4)
+    target = min(max(accuracy, 1.05 / scores.shape[1]), 0.99)
+    for _ in range(30):
+        middle = (low + high) / 2
+        confidence = float((np.exp(middle) * scores).softmax(1).amax(1).mean())
+        low, high = (middle, high) if confidence < target else (low, middle)
+    return replace(solution, scale=float(np.exp((low + high) / 2)))
+
+
+def wilson(right: float, count: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927)."""
+    z2 = 1.959964**2
+    share = right / count
+    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = np.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count**2))) / (1 + z2 / count)
+    return float(max(middle - half, 0.0)), float(min(middle + half, 1.0))

@@ -1,0 +1,308 @@
+"""Features of a frozen backbone, computed once per image and kept on disk.
+
+An image is known by its content, a backbone by its weights and preprocessing. So a file that moved or was renamed, or
+another split of the same images, costs nothing; a file that changed is encoded again.
+
+CACHE/features/<encoder>/rows.f16       float16 rows, in the order in which they were computed
+CACHE/features/<encoder>/chunks.jsonl   one line per chunk: its first row, its images' digests, the checksum of its rows
+CACHE/features/<encoder>/encoder.json   backbone and preprocessing, for the reader
+
+Rows reach the disk before the line that names them, and a chunk whose checksum does not hold is ignored: a killed
+process costs the images of one chunk.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from finessl.data.augment import normalise
+from finessl.data.images import ImageError, Images, squash
+from finessl.data.index import cache_folder
+from finessl.data.pixel_file import locked
+from finessl.errors import FinesslError
+from finessl.machine import usable_cores
+from finessl.models.backbones import Backbone
+from finessl.models.encoder import freeze_dtype
+
+Progress = Callable[[int, int], None]
+
+VERSION = 1
+KEY = 16  # bytes of an image's digest
+CHUNK = 256  # images per line of chunks.jsonl: what a kill costs at most
+BATCH = {"cuda": 256}  # images per forward pass; 32 elsewhere
+READERS = 8  # threads that read files: most of the time they wait for the disk
+
+
+@dataclass(frozen=True)
+class Features:
+    """The features of a sequence of images."""
+
+    rows: np.ndarray  # float16 [N, dim]; zero where an image is broken
+    failures: list[tuple[int, str]]  # (position, reason)
+    encoded: int  # images that were computed now; the others were in the cache
+
+    def usable(self) -> np.ndarray:
+        """bool [N]: the image could be read."""
+        usable = np.ones(len(self.rows), bool)
+        usable[[i for i, _ in self.failures]] = False
+        return usable
+
+
+def encode_images(
+    images: Images,
+    backbone: Backbone,
+    *,
+    device: torch.device,
+    precision: str = "fp32",
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Features:
+    """Features of all images: from the cache where they are, computed and added to it where they are not.
+
+    precision: fp32, or bf16 for a backbone in half precision.   cache_dir: instead of the user's cache folder.
+    """
+    encoder = FrozenEncoder(backbone, device, precision)
+    keys, failures = digests(images)
+    folder = (cache_dir or cache_folder()) / "features" / encoder.identity()
+    with locked(folder):  # a second process waits, and then finds the rows of the first
+        store = FeatureStore(folder, backbone.dim, encoder.description())
+        place = store.find(keys)
+        readable = np.asarray(keys.any(1))
+        _, first = np.unique(as_text(keys), return_index=True)  # equal images are encoded once
+        todo = np.sort(first[(place[first] < 0) & readable[first]])
+        if progress and len(todo):
+            progress(0, len(todo))
+        done = 0
+        for positions, rows, broken in encoder.encode(images, todo):
+            store.append(keys[positions], rows)
+            failures += broken
+            done += len(positions) + len(broken)
+            if progress:
+                progress(done, len(todo))
+        place = store.find(keys)
+    unreadable = {i for i, _ in failures}
+    reasons = {keys[i].tobytes(): reason for i, reason in failures}
+    for i in np.flatnonzero((place < 0) & readable).tolist():
+        if i not in unreadable:  # a copy of a broken image
+            failures.append((i, reasons.get(keys[i].tobytes(), "broken")))
+    return Features(store.gather(place), sorted(failures), len(todo))
+
+
+def digests(images: Images) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    """uint8 [N, KEY] of what each image contains (zero where it cannot be read), and why some cannot."""
+    keys, failures = np.zeros((len(images), KEY), np.uint8), []
+
+    def digest(i: int) -> str | None:
+        try:
+            part = images.excerpt(i)
+        except ImageError as error:
+            return str(error)
+        keys[i] = np.frombuffer(hashlib.blake2b(part, digest_size=KEY).digest(), np.uint8)
+        return None
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for i, reason in enumerate(pool.map(digest, range(len(images)), chunksize=64)):
+            if reason is not None:
+                failures.append((i, reason))
+    return keys, failures
+
+
+class FrozenEncoder:
+    """A backbone that only computes: images → features, in batches, with the next batch decoded meanwhile."""
+
+    def __init__(self, backbone: Backbone, device: torch.device, precision: str) -> None:
+        self.backbone, self.device, self.precision = backbone, device, precision
+        self.weights = backbone.sha256()  # before it is converted
+        self.batch = BATCH.get(device.type, 32)
+        backbone.encoder.to(device).eval().requires_grad_(False)
+        if precision != "fp32":
+            freeze_dtype(backbone.encoder, torch.bfloat16)
+
+    def description(self) -> dict[str, object]:
+        backbone = self.backbone
+        return {
+            "version": VERSION,
+            "backbone": backbone.name,
+            "weights": self.weights,
+            "image_size": backbone.image_size,
+            "mean": list(backbone.mean),
+            "std": list(backbone.std),
+            "precision": self.precision,
+        }
+
+    def identity(self) -> str:
+        known = {name: value for name, value in self.description().items() if name != "backbone"}
+        return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=12).hexdigest()
+
+    def encode(
+        self, images: Images, positions: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, list[tuple[int, str]]]]:
+        """Chunks of (positions, float16 features, broken images), in order."""
+        size = self.backbone.image_size
+
+        def read(i: int) -> np.ndarray | ImageError:
+            try:
+                return squash(images.read(i, square=size), size)
+            except ImageError as error:
+                return error
+
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            batches = [positions[start : start + self.batch] for start in range(0, len(positions), self.batch)]
+            ahead: list[Future[np.ndarray | ImageError]] = []
+            kept, rows, broken = [], [], []
+            try:
+                ahead = [pool.submit(read, i) for i in batches[0].tolist()] if batches else []
+                for number, batch in enumerate(batches):
+                    loaded = [future.result() for future in ahead]
+                    following = batches[number + 1].tolist() if number + 1 < len(batches) else []
+                    ahead = [pool.submit(read, i) for i in following]
+                    found = list(zip(batch.tolist(), loaded, strict=True))
+                    good = [(i, image) for i, image in found if isinstance(image, np.ndarray)]
+                    broken += [(i, str(error)) for i, error in found if isinstance(error, ImageError)]
+                    if good:
+                        kept += [i for i, _ in good]
+                        rows.append(self.forward(np.stack([image for _, image in good])))
+                    if len(kept) + len(broken) >= CHUNK or not following:
+                        joined = np.concatenate(rows) if rows else np.empty((0, self.backbone.dim), np.float16)
+                        yield np.array(kept, np.int64), joined, broken
+                        kept, rows, broken = [], [], []
+            except BaseException:
+                for future in ahead:
+                    future.cancel()
+                raise
+
+    @torch.inference_mode()
+    def forward(self, pixels: np.ndarray) -> np.ndarray:
+        """float16 [n, dim] of uint8 [n, S, S, 3]."""
+        half = self.precision != "fp32"
+        x = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2)
+        x = normalise(x, self.backbone.mean, self.backbone.std, torch.bfloat16 if half else torch.float32)
+        context = torch.autocast(self.device.type, torch.bfloat16) if half else contextlib.nullcontext()
+        with context:
+            features: Tensor = self.backbone.encoder(x).float()
+        if not bool(torch.isfinite(features).all()):
+            raise FinesslError(
+                f"the features of {self.backbone.name} are not finite numbers; its weights are damaged, "
+                "or it needs --precision fp32."
+            )
+        return features.clamp(-6e4, 6e4).half().cpu().numpy()
+
+
+class FeatureStore:
+    """Rows of one encoder on disk, found by the images' digests. Hold the lock while appending."""
+
+    def __init__(self, folder: Path, dim: int, description: dict[str, object] | None = None) -> None:
+        self.folder, self.dim = folder, dim
+        self.row_bytes = 2 * dim
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if description is not None and not (folder / "encoder.json").exists():
+                (folder / "encoder.json").write_text(json.dumps(description, indent=2) + "\n", encoding="ascii")
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+        self.keys, self.places = np.empty((0, KEY), np.uint8), np.empty(0, np.int64)  # sorted by digest
+        self.added, self.end = self._read()
+
+    def _read(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:
+        """Digests and rows of every whole chunk, and the row where the next chunk goes."""
+        chunks: list[tuple[np.ndarray, np.ndarray]] = []
+        try:
+            size = (self.folder / "rows.f16").stat().st_size
+            lines = (self.folder / "chunks.jsonl").read_bytes().splitlines(keepends=True)
+        except OSError:
+            return chunks, 0
+        rows = np.memmap(self.folder / "rows.f16", np.uint8, "r") if size else np.empty(0, np.uint8)
+        for line in lines:
+            try:
+                chunk = json.loads(line) if line.endswith(b"\n") else {}
+                found = np.frombuffer(base64.b64decode(chunk["keys"]), np.uint8).reshape(-1, KEY)
+                first, last = int(chunk["first"]), int(chunk["first"]) + len(found)
+                content = rows[first * self.row_bytes : last * self.row_bytes]
+                whole = len(content) == len(found) * self.row_bytes and zlib.crc32(content.data) == chunk["crc"]
+            except (ValueError, KeyError, TypeError):
+                continue
+            if whole:
+                chunks.append((found, np.arange(first, last)))
+        return chunks, -(-size // self.row_bytes)
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """int64: the row of each digest, −1 where there is none."""
+        if self.added:
+            joined = np.concatenate([self.keys, *(part for part, _ in self.added)])
+            places = np.concatenate([self.places, *(part for _, part in self.added)])
+            order = np.argsort(as_text(joined), kind="stable")
+            self.keys, self.places, self.added = joined[order], places[order], []
+        known, wanted = as_text(self.keys), as_text(keys)
+        if not len(known):
+            return np.full(len(wanted), -1, np.int64)
+        at = np.searchsorted(known, wanted).clip(max=len(known) - 1)
+        return np.where(known[at] == wanted, self.places[at], -1)
+
+    def append(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Write one chunk: its rows, then the line that names them."""
+        if not len(keys):
+            return
+        content = np.ascontiguousarray(rows, np.float16).tobytes()
+        chunk = {"first": self.end, "crc": zlib.crc32(content), "keys": base64.b64encode(keys.tobytes()).decode()}
+        try:
+            with open(self.folder / "rows.f16", "ab") as file:
+                file.truncate(self.end * self.row_bytes)  # whole rows, also after a write that was cut short
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            cut = not ends_with_newline(self.folder / "chunks.jsonl")
+            with open(self.folder / "chunks.jsonl", "ab") as file:
+                file.write(b"\n" * cut + json.dumps(chunk).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_write(self.folder, error) from error
+        self.added.append((keys, np.arange(self.end, self.end + len(keys))))
+        self.end += len(keys)
+
+    def gather(self, places: np.ndarray) -> np.ndarray:
+        """float16 [n, dim]: these rows, without a copy where they are neighbours on disk; zero for −1."""
+        if not self.end or not (places >= 0).any():
+            return np.zeros((len(places), self.dim), np.float16)
+        rows = np.memmap(self.folder / "rows.f16", np.float16, "r", shape=(self.end, self.dim))
+        if places[0] >= 0 and np.array_equal(places, np.arange(places[0], places[0] + len(places))):
+            return rows[places[0] : places[0] + len(places)]
+        result = np.zeros((len(places), self.dim), np.float16)
+        there = places >= 0
+        result[there] = rows[places[there]]
+        return result
+
+
+def as_text(keys: np.ndarray) -> np.ndarray:
+    """Digests as values that NumPy sorts and compares fast."""
+    return np.ascontiguousarray(keys).view(f"S{KEY}").reshape(-1)
+
+
+def ends_with_newline(path: Path) -> bool:
+    """Also true of a file that is empty or not there."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+    except OSError:
+        return True
+
+
+def cannot_write(folder: Path, error: OSError) -> FinesslError:
+    return FinesslError(
+        f"cannot write features to {folder}: {error.strerror or error}. Free some space, or choose another cache "
+        "folder ($FINESSL_CACHE). What was computed so far is kept."
+    )

@@ -1,0 +1,212 @@
+"""Classifiers in closed form, or nearly, on frozen features.
+
+    means        the direction of each class's mean
+    ridge        ridge regression on the labels
+    propagation  labels spread over the nearest-neighbour graph of all images (Zhou et al. 2003)
+    em           Gaussian classes fitted to all images, with a Laplacian term and a soft class prior (TransCLIP's form)
+
+All work on centred unit features: whitening and a forced class balance lose accuracy on real photos. The last two label
+the whole set; a ridge regression on those soft labels (`Distiller`)
+answers new images without it.
+
+Notation: x [n, d] prepared features, y [n] labels (−1: unlabeled), C classes, z [n, C] soft labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from finessl.frozen.neighbours import Graph
+
+ALPHA = 0.95  # share of a label that comes from the neighbours
+TOLERANCE, ITERATIONS = 1e-4, 50  # of conjugate gradients
+SCALE = 1 / 0.07  # from cosines to logits
+LIKELIHOOD = 50.0  # the log-likelihood of a feature vector is divided by it
+LAPLACIAN = 3.0  # weight of the neighbours in EM
+ANCHOR = 5.0  # images that the labeled mean counts as, in the mean of a class
+PRIOR = 1.0  # strength of the pull of the class shares towards even ones
+OUTER, INNER = 5, 2  # more change little
+BLOCK = 1 << 15  # rows per product
+LARGEST = 1 << 25  # numbers per array of conjugate gradients
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A linear classifier on prepared features: logits = scale · (x·weightᵀ + bias)."""
+
+    weight: Tensor  # [C, d]
+    bias: Tensor  # [C]
+    scale: float = SCALE
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.scale * (x @ self.weight.T + self.bias)
+
+
+def feature_centre(rows: np.ndarray | Tensor, block: int = BLOCK) -> Tensor:
+    """[d]: the mean of the rows' directions."""
+    total = torch.zeros(rows.shape[1], dtype=torch.float64)
+    for start in range(0, len(rows), block):
+        total += F.normalize(as_tensor(rows[start : start + block]), dim=1).double().sum(0).cpu()
+    return (total / max(len(rows), 1)).float()
+
+
+def prepare(rows: np.ndarray | Tensor, centre: Tensor, block: int = BLOCK) -> Tensor:
+    """float32 [n, d]: unit(unit(f) − centre)."""
+    prepared = torch.empty(len(rows), rows.shape[1], device=centre.device)
+    for start in range(0, len(rows), block):
+        part = F.normalize(as_tensor(rows[start : start + block]).to(centre.device), dim=1)
+        prepared[start : start + block] = F.normalize(part - centre, dim=1)
+    return prepared
+
+
+def as_tensor(rows: np.ndarray | Tensor) -> Tensor:
+    return torch.from_numpy(np.array(rows, np.float32)) if isinstance(rows, np.ndarray) else rows.float()
+
+
+# ---- from the labeled images alone ----------------------------------------------------------------------------------
+
+
+def class_means(x: Tensor, y: Tensor, classes: int) -> Solution:
+    """Weights: the direction of the sum of each class's labeled features."""
+    known = y >= 0
+    sums = x.new_zeros(classes, x.shape[1]).index_add_(0, y[known], x[known])
+    return Solution(F.normalize(sums, dim=1), x.new_zeros(classes))
+
+
+def ridge(x: Tensor, y: Tensor, classes: int, penalty: float = 1.0) -> Solution:
+    """One-against-all least squares on the labeled images. Every class has the same weight, however many labels it has.
+
+    The penalty is in units of the mean squared singular value of the (weighted, centred) labeled features.
+    """
+    known = y >= 0
+    counts = torch.bincount(y[known], minlength=classes).clamp_min(1)
+    share = 1 / counts[y[known]].double()
+    target = F.one_hot(y[known], classes).double()
+    return least_squares(x[known].double(), target, share, penalty)
+
+
+def least_squares(x: Tensor, target: Tensor, share: Tensor, penalty: float) -> Solution:
+    """argmin Σ shareᵢ ‖xᵢ·Wᵀ + b − targetᵢ‖² + λ‖W‖², λ = penalty · the mean squared singular value."""
+    share = share / share.sum()
+    middle, level = share @ x, share @ target
+    root = share.sqrt()[:, None]
+    a, t = root * (x - middle), root * (target - level)
+    few = len(a) < a.shape[1]
+    system = a @ a.T if few else a.T @ a
+    strength = penalty * system.diagonal().mean() + 1e-12
+    system = system + strength * torch.eye(len(system), dtype=a.dtype, device=a.device)
+    weight = a.T @ torch.linalg.solve(system, t) if few else torch.linalg.solve(system, a.T @ t)
+    return Solution(weight.T.float(), (level - middle @ weight).float())
+
+
+# ---- from all images ------------------------------------------------------------------------------------------------
+
+
+def propagate(graph: Graph, y: Tensor, classes: int) -> Tensor:
+    """z [n, C]: labels propagated over the graph, rows of sum 1 (even where no label reaches).
+
+    Solves (I − α D^(−1/2) W D^(−1/2)) Z = Y, with each class's column of Y divided by its number of labels.
+    """
+    return shares(solve_graph(graph, label_columns(y, classes)))
+
+
+def label_columns(y: Tensor, classes: int) -> Tensor:
+    """Y [n, C]: one-hot rows of the labeled images, each column of sum 1."""
+    known = y >= 0
+    counts = torch.bincount(y[known], minlength=classes).clamp_min(1)
+    columns = torch.zeros(len(y), classes, device=y.device)
+    columns[known, y[known]] = 1.0 / counts[y[known]]
+    return columns
+
+
+def solve_graph(graph: Graph, columns: Tensor, alpha: float = ALPHA) -> Tensor:
+    """(I − αS)⁻¹ · columns by conjugate gradients, as many columns at once as fit in a little memory."""
+    weights = graph.normalised()
+    width = max(LARGEST // len(graph), 1)
+    return torch.cat([conjugate_gradients(graph, weights, part, alpha) for part in columns.split(width, dim=1)], 1)
+
+
+def conjugate_gradients(graph: Graph, weights: Tensor, columns: Tensor, alpha: float) -> Tensor:
+    size = columns.norm(dim=0).clamp_min(1e-30)
+    solution, residual = columns.clone(), alpha * graph.multiply(columns, weights)
+    direction, energy = residual.clone(), residual.square().sum(0)
+    for _ in range(ITERATIONS):
+        if bool((energy.sqrt() <= TOLERANCE * size).all()):
+            break
+        image = direction - alpha * graph.multiply(direction, weights)
+        step = energy / (direction * image).sum(0).clamp_min(1e-30)
+        solution += step * direction
+        residual -= step * image
+        following = residual.square().sum(0)
+        direction = residual + (following / energy.clamp_min(1e-30)) * direction
+        energy = following
+    return solution.clamp_min_(0)  # rounding aside, a sum of non-negative terms
+
+
+def shares(z: Tensor) -> Tensor:
+    total = z.sum(1, keepdim=True)
+    return torch.where(total > 1e-12, z / total.clamp_min(1e-12), torch.full_like(z, 1 / z.shape[1]))
+
+
+def em(x: Tensor, graph: Graph, y: Tensor, classes: int) -> Tensor:
+    """z [n, C] of Gaussian classes with one shared diagonal covariance:
+
+    E  z ∝ exp(ℓ/50 + ½ log p⁰ + λ·(mean z of the neighbours) + log r), labeled rows fixed
+    M  μ_c = unit(Σ z_c x + κ μ⁰_c),  σ² = mean squared deviation,  r_c = (Σ z_c + τ n/C) / (n(1+τ))
+    p⁰, μ⁰: class means of the labeled images
+    """
+    start = class_means(x, y, classes)
+    known, truth = y >= 0, F.one_hot(y.clamp_min(0), classes).float()
+    first = start.logits(x).log_softmax(1)
+    anchor, means = ANCHOR * start.weight, start.weight
+    z = first.exp()
+    z[known] = truth[known]
+    n = len(x)
+    squares = torch.stack([part.square().sum(0) for part in x.split(BLOCK)]).sum(0)
+    variance = spread(squares, x, z, means)
+    for _ in range(OUTER):
+        precision = 1 / variance
+        likelihood = x @ (means * precision).T - 0.5 * (means.square() @ precision)
+        fixed = likelihood / LIKELIHOOD + 0.5 * first
+        for _ in range(INNER):
+            prior = (z.sum(0) + PRIOR * n / classes) / (n * (1 + PRIOR))
+            z = (fixed + LAPLACIAN * graph.average(z) + prior.log()).softmax(1)
+            z[known] = truth[known]
+        means = F.normalize(z.T @ x + anchor, dim=1)
+        variance = spread(squares, x, z, means)
+    return z
+
+
+def spread(squares: Tensor, x: Tensor, z: Tensor, means: Tensor) -> Tensor:
+    """[d]: Σ z_ic (x_i − μ_c)² / n, by its three terms; `squares` is Σ x_i²."""
+    cross = (means * (z.T @ x)).sum(0)
+    return ((squares - 2 * cross + z.sum(0) @ means.square()) / len(x)).clamp_min(1e-8)
+
+
+class Distiller:
+    """A linear classifier that gives the soft labels of all images: ridge regression, every image weighted equally.
+
+    The system is factorised once; `fit` then costs one product with the features.
+    """
+
+    def __init__(self, x: Tensor, penalty: float = 0.1) -> None:
+        self.x, self.middle = x, x.mean(0)
+        gram = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=x.device)
+        for part in x.split(BLOCK):
+            a = part - self.middle
+            gram += (a.T @ a).double()
+        strength = penalty * gram.diagonal().mean() + 1e-12
+        self.factor = torch.linalg.cholesky(gram + strength * torch.eye(len(gram), device=x.device))
+
+    def fit(self, z: Tensor) -> Solution:
+        level = z.mean(0)
+        cross = torch.zeros(self.x.shape[1], z.shape[1], dtype=torch.float64, device=z.device)
+        for part, soft in zip(self.x.split(BLOCK), z.split(BLOCK), strict=True):
+            cross += ((part - self.middle).T @ (soft - level)).double()
+        weight = torch.cholesky_solve(cross, self.factor).float()
+        return Solution(weight.T.contiguous(), level - self.middle @ weight)

@@ -1,0 +1,161 @@
+"""Every solver against a slow implementation of its formula, and against values worked out by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from finessl.frozen import solvers
+from finessl.frozen.neighbours import Graph, build_graph, exact_neighbours, listed_neighbours
+
+spec = importlib.util.spec_from_file_location("frozen_reference", Path(__file__).parent / "reference.py")
+assert spec is not None and spec.loader is not None
+reference = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(reference)
+
+Clouds = tuple[np.ndarray, np.ndarray]
+
+
+def some_labels(truth: np.ndarray, per_class: tuple[int, ...] = (4, 3, 2, 1)) -> np.ndarray:
+    y = np.full(len(truth), -1)
+    for c, count in enumerate(per_class):
+        y[np.flatnonzero(truth == c)[:count]] = c
+    return y
+
+
+@pytest.fixture(scope="module")
+def case(clouds: Clouds) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+    rows, truth = clouds
+    return solvers.prepare(rows, solvers.feature_centre(rows)), truth, some_labels(truth)
+
+
+def test_prepared_features_are_centred_and_of_length_one(clouds: Clouds) -> None:
+    rows, _ = clouds
+    x = solvers.prepare(rows, solvers.feature_centre(rows, block=7), block=11)
+    assert_close(x.double().numpy(), reference.prepared(rows), atol=1e-6, rtol=0)
+
+
+def test_graph(case) -> None:  # type: ignore[no-untyped-def]
+    x, _, _ = case
+    graph, dense = build_graph(x, 5), reference.graph(x.double().numpy(), 5)
+    assert_close(graph.multiply(torch.eye(len(x))).numpy(), dense.astype(np.float32), atol=1e-6, rtol=0)
+    assert_close(graph.degrees.numpy(), dense.sum(1).astype(np.float32), atol=1e-5, rtol=0)
+
+
+def test_class_means(case) -> None:  # type: ignore[no-untyped-def]
+    x, _, y = case
+    found = solvers.class_means(x, torch.from_numpy(y), 4)
+    assert_close(found.weight.numpy(), reference.means(x.numpy(), y, 4), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("counts", [(4, 3, 2, 1), (20, 20, 10, 10)])  # fewer and more labels than dimensions
+def test_ridge(case, counts: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
+    x, truth, _ = case
+    y = some_labels(truth, counts)
+    weight, bias = reference.ridge(x.double().numpy(), y, 4)
+    found = solvers.ridge(x, torch.from_numpy(y), 4)
+    assert_close(found.weight.double().numpy(), weight, atol=1e-6, rtol=0)
+    assert_close(found.bias.double().numpy(), bias, atol=1e-6, rtol=0)
+
+
+def test_propagation(case) -> None:  # type: ignore[no-untyped-def]
+    x, _, y = case
+    expected = reference.propagation(reference.graph(x.double().numpy(), 10), y, 4)
+    assert_close(
+        solvers.propagate(build_graph(x), torch.from_numpy(y), 4).double().numpy(), expected, atol=2e-3, rtol=0
+    )
+
+
+def test_em(case) -> None:  # type: ignore[no-untyped-def]
+    x, _, y = case
+    w = reference.graph(x.double().numpy(), 10)
+    expected = reference.em(x.double().numpy(), w, y, 4, solvers.OUTER, solvers.INNER)
+    assert_close(solvers.em(x, build_graph(x), torch.from_numpy(y), 4).double().numpy(), expected, atol=1e-4, rtol=0)
+
+
+def test_distilled_labels_are_the_ridge_solution(case) -> None:  # type: ignore[no-untyped-def]
+    x, _, y = case
+    soft = solvers.propagate(build_graph(x), torch.from_numpy(y), 4)
+    found = solvers.Distiller(x, penalty=0.1).fit(soft)
+    a, t = x.double().numpy(), soft.double().numpy()
+    a, t = a - a.mean(0), t - t.mean(0)
+    gram = a.T @ a
+    weight = np.linalg.solve(gram + 0.1 * np.trace(gram) / len(gram) * np.eye(len(gram)), a.T @ t)
+    assert_close(found.weight.double().numpy(), weight.T, atol=1e-5, rtol=0)
+    assert_close(found.logits(x).mean(0) / found.scale, soft.mean(0), atol=1e-5, rtol=0)
+
+
+# ---- by hand --------------------------------------------------------------------------------------------------------
+
+
+def chain(*weights: float) -> Graph:
+    """Images in a row, each joined to the next."""
+    n = len(weights) + 1
+    dense = torch.zeros(n, n)
+    for i, weight in enumerate(weights):
+        dense[i, i + 1] = dense[i + 1, i] = weight
+    rows, columns = dense.nonzero(as_tuple=True)
+    offsets = torch.zeros(n + 1, dtype=torch.int64)
+    offsets[1:] = torch.bincount(rows, minlength=n).cumsum(0)
+    return Graph(offsets, columns, dense[rows, columns], dense.sum(1))
+
+
+def test_two_images_share_a_label_by_alpha() -> None:
+    """(I − αS)⁻¹ of [[0, 1], [1, 0]] is [[1, α], [α, 1]] / (1 − α²)."""
+    alpha = 0.95
+    solved = solvers.solve_graph(chain(1.0), torch.tensor([[1.0], [0.0]]), alpha)
+    assert_close(solved, torch.tensor([[1.0], [alpha]]) / (1 - alpha**2), atol=1e-4, rtol=1e-4)
+
+
+def test_the_image_in_the_middle_takes_the_nearer_class() -> None:
+    y = torch.tensor([0, -1, -1, 1])
+    z = solvers.propagate(chain(1.0, 0.2, 1.0), y, 2)
+    assert z[1].argmax() == 0 and z[2].argmax() == 1
+    assert_close(z[1], z[2].flip(0))
+    assert_close(z.sum(1), torch.ones(4))
+
+
+def test_a_class_with_more_labels_does_not_win_by_their_number() -> None:
+    """0 0 0 ? 1: the unlabeled image is joined equally to both classes."""
+    graph = chain(0.0001, 0.0001, 1.0, 1.0)
+    z = solvers.propagate(graph, torch.tensor([0, 0, 0, -1, 1]), 2)
+    assert z[3, 1] > z[3, 0]
+
+
+def test_an_image_that_no_label_reaches_is_undecided() -> None:
+    graph = Graph(torch.tensor([0, 1, 2, 2]), torch.tensor([1, 0]), torch.ones(2), torch.tensor([1.0, 1.0, 0.0]))
+    assert_close(solvers.propagate(graph, torch.tensor([0, -1, -1]), 2)[2], torch.tensor([0.5, 0.5]))
+
+
+def test_class_means_by_hand() -> None:
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+    found = solvers.class_means(x, torch.tensor([0, 0, 1]), 2)
+    assert_close(found.weight, torch.tensor([[0.5**0.5, 0.5**0.5], [0.6, 0.8]]))
+
+
+def test_ridge_by_hand() -> None:
+    """Two labels at ±1 on a line: scatter 1, penalty 1, slope ½·½ for targets ±½, bias ½."""
+    found = solvers.ridge(torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1]), 2)
+    assert_close(found.weight, torch.tensor([[0.25], [-0.25]]))
+    assert_close(found.bias, torch.tensor([0.5, 0.5]))
+
+
+# ---- large sets -----------------------------------------------------------------------------------------------------
+
+
+def test_inverted_lists_find_the_nearest_in_clustered_features() -> None:
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(40, 16, generator=generator)
+    x = centres.repeat_interleave(50, 0) + 0.3 * torch.randn(2000, 16, generator=generator)
+    x = torch.nn.functional.normalize(x, dim=1)
+    _, exact = exact_neighbours(x, 10)
+    values, listed = listed_neighbours(x, 10, cell=50)
+    found = (exact[:, :, None] == listed[:, None, :]).any(2).float().mean()
+    assert found > 0.95
+    assert_close(values, (x[:, None] * x[listed]).sum(2), atol=1e-5, rtol=0)
+    assert not (listed == torch.arange(2000)[:, None]).any()
