@@ -21,7 +21,7 @@ from finessl.data.images import pillow_warnings
 from finessl.data.loader import Loader
 from finessl.data.sampler import INITIAL, generator
 from finessl.data.sources import open_dataset
-from finessl.data.splits import Split, make_split
+from finessl.data.splits import SPLITS, Split, make_split
 from finessl.data.store import PixelStore, free_memory
 from finessl.errors import FinesslError
 from finessl.files import sha256, write_atomically, writing
@@ -284,6 +284,10 @@ def write_skipped(run: RunDirectory, dataset: Dataset) -> None:
 def make_or_load_split(recipe: Recipe, dataset: Dataset, run: RunDirectory | None, writes: bool) -> Split:
     if run is not None and run.split_file.exists():
         split = Split.read(run.split_file, dataset)  # which left out what could not be decoded then
+        if recipe.split.name in SPLITS and split.kind != recipe.split.name:
+            raise FinesslError(
+                f"{run.path} was begun with the split {split.kind}, and {recipe.split.name} is asked for; name another --out."
+            )
         lost = np.intersect1d(np.union1d(split.labeled, split.unlabeled), dataset.broken)
         if len(lost):
             reasons = dict(dataset.excluded)

@@ -115,6 +115,14 @@ def test_a_recipes_number_of_labels_does_not_drop_the_users_labels(
     assert "9 of the 15 labels that the data gives are not used" in told
 
 
+def test_a_run_with_all_labels_is_not_resumed_with_fewer(own: Path, tmp_path: Path) -> None:
+    run, kept = RunDirectory(tmp_path), Recipe.read("demo", {"data.source": str(own)})
+    make_or_load_split(kept, open_source(kept), run, True)
+    fewer = Recipe.read("demo", {"data.source": str(own), "split.labels_per_class": 4})
+    with pytest.raises(finessl.FinesslError, match="begun with the split given, and per-class is asked for"):
+        make_or_load_split(fewer, open_source(fewer), run, True)
+
+
 # ---- views and schedules --------------------------------------------------------------------------------------------
 
 
