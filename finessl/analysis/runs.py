@@ -98,7 +98,13 @@ class Outcome:
 
     @cached_property
     def classes(self) -> list[str]:
-        return self.split["classes"] if self.split else []
+        names: list[str] = self.split["classes"] if self.split else []
+        count = len(names)
+        if self.diagnostics:
+            count = len(self.diagnostics[-1].get("pseudo", names))
+        elif self.test is not None:
+            count = self.test.logits.shape[1]
+        return names if len(names) == count else [f"class {k}" for k in range(count)]  # split.json is damaged
 
     @cached_property
     def labels_per_class(self) -> float | None:

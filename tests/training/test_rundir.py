@@ -194,6 +194,16 @@ def test_damaged_line_of_metrics_is_named(copy_of: Copy) -> None:
             run.metrics()
 
 
+@pytest.mark.parametrize("name", ["finished", "stopped"])
+def test_report_of_a_run_without_its_split(copy_of: Copy, name: str) -> None:
+    from finessl.analysis.report import write_report
+
+    run = copy_of(name)
+    (run / "split.json").write_text("{")
+    page = write_report([run]).read_text()
+    assert "split.json is damaged" in page and "class 0" in page
+
+
 # ---- disks ----------------------------------------------------------------------------------------------------------
 
 
