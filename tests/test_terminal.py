@@ -129,3 +129,25 @@ __main__.main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (status, f"finessl: {word}.\n")
+
+
+def test_tables_of_results_fit_80_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
+    """A row is a line, and a setting is named once."""
+    monkeypatch.setattr(
+        "finessl.terminal.console", lambda **_: console(width=80, force_terminal=True, color_system=None)
+    )
+    words = ["paper", "main", "--show", "--only", "cifar100", "--out", str(tmp_path)]
+    app(words, standalone_mode=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if "±" in line]) == 24 and len([x for x in lines if "CIFAR-100, N4" in x]) == 1
+
+
+def test_the_overview_of_the_paper_names_what_is_lacking_once() -> None:
+    from finessl.paper.needs import Places
+    from finessl.paper.report import overview
+
+    table = overview(Places())
+    assert table.header == ["name", "in the paper", "what", "needs"]
+    assert "cifar100*" in table.rows[0][-1]
+    assert len([note for note in table.notes if "--root cifar100=DIR" in note]) == 1

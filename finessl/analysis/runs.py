@@ -17,6 +17,8 @@ from finessl.files import read_arrays, read_json
 from finessl.recipe import Recipe
 from finessl.training.rundir import RunDirectory
 
+MAX_NUMBERED = 100_000  # classes of a run that names none
+
 
 @dataclass
 class Predictions:
@@ -98,13 +100,12 @@ class Outcome:
 
     @cached_property
     def classes(self) -> list[str]:
-        names: list[str] = self.split["classes"] if self.split else []
-        count = len(names)
-        if self.diagnostics:
-            count = len(self.diagnostics[-1].get("pseudo", names))
-        elif self.test is not None:
-            count = self.test.logits.shape[1]
-        return names if len(names) == count else [f"class {k}" for k in range(count)]  # split.json is damaged
+        """Their names; numbers where split.json does not tell."""
+        if self.split:
+            return self.split["classes"]
+        counted = [len(row["pseudo"]) for row in self.rows if "pseudo" in row]
+        count = counted[-1] if counted else self.meta.get("classes", 0)
+        return [f"class {k}" for k in range(min(count, MAX_NUMBERED))]
 
     @cached_property
     def labels_per_class(self) -> float | None:
@@ -118,7 +119,8 @@ class Outcome:
 
     @cached_property
     def diagnostics(self) -> list[dict[str, Any]]:
-        return [row for row in self.rows if row.get("kind") == "diagnostics"]
+        found = [row for row in self.rows if row.get("kind") == "diagnostics"]
+        return [row for row in found if len(row.get("pseudo", [])) == len(self.classes)]
 
     def series(self, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(steps, values) of one figure in metrics.jsonl."""
@@ -158,8 +160,12 @@ class Outcome:
             return None
 
     def _arrays(self, name: str, what: str, *keys: str) -> dict[str, np.ndarray] | None:
+        """None where the file is damaged or belongs to other classes."""
         try:
-            return read_arrays(self.path / name, *keys)
+            arrays = read_arrays(self.path / name, *keys)
+            if not fits(arrays, len(self.classes)):
+                raise FinesslError(f"{self.path / name} does not fit the run's classes.")
+            return arrays
         except FinesslError as error:
             if self.finished:
                 self.missing.append(f"No {what}: {error}")
@@ -170,6 +176,21 @@ class Outcome:
             return None  # there was nothing to predict
         arrays = self._arrays("predictions.npz", "answers for the test images", "logits", "labels", "index")
         return None if arrays is None else Predictions(arrays["logits"], arrays["labels"], arrays["index"])
+
+
+def fits(arrays: dict[str, np.ndarray], classes: int) -> bool:
+    """Do the arrays of a run go together: as many rows as images, labels among the classes, finite numbers?"""
+    groups = (("index", "label", "confidence", "truth"), ("index", "labels", "logits"),
+              ("labeled", "labels", "labeled_features"), ("unlabeled", "unlabeled_features"))  # fmt: skip
+    for group in groups:
+        if set(group) <= set(arrays) and len({arrays[name].shape[:1] for name in group}) != 1:
+            return False
+    for name, low in (("label", 0), ("labels", 0), ("truth", -2)):
+        if name in arrays and arrays[name].size and not low <= arrays[name].min() <= arrays[name].max() < classes:
+            return False
+    if "logits" in arrays and (arrays["logits"].shape[1:] != (classes,) or not arrays["logits"].size):
+        return False
+    return all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f")
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Outcome]:

@@ -88,7 +88,7 @@ def train(
     ] = None,
     eval_every: Annotated[
         int | None,
-        typer.Option(help="Steps between evaluations; 0: only at the end. (default: at most ten, at epochs' ends)"),
+        typer.Option(help="Steps between evaluations; 0: only at the end. (default: about ten evaluations)"),
     ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Maximum seconds between checkpoints.")] = 120.0,
     cache_dir: Annotated[

@@ -24,7 +24,7 @@ import finessl
 from finessl import plugins
 from finessl.classifier import export_classifier
 from finessl.compilation import start_compilers
-from finessl.data.dataset import Dataset, left_out
+from finessl.data.dataset import Dataset, count_of, left_out
 from finessl.data.loader import Prefetcher
 from finessl.data.sampler import DROPOUT, generator
 from finessl.data.store import PixelStore
@@ -55,7 +55,7 @@ class Settings:
 
     device: str = "auto"
     compile: bool | None = None  # and record the step (see acceleration.py); None: on a GPU, where the run repays it
-    log_every: int = 20  # steps per line of metrics.jsonl
+    log_every: int | None = None  # steps per line of metrics.jsonl; None: 20, fewer in a short run
     eval_every: int | None = None  # steps between evaluations; None: see `evaluation_steps`; 0: only at the end
     checkpoint_seconds: float = 120.0
     cache_dir: Path | None = None
@@ -66,7 +66,7 @@ class Settings:
             raise FinesslError(f"--checkpoint-seconds {self.checkpoint_seconds:g} should be a number of at least 0.")
         if self.eval_every is not None and self.eval_every < 0:
             raise FinesslError(f"--eval-every {self.eval_every} should be at least 0.")
-        if self.log_every < 1:
+        if self.log_every is not None and self.log_every < 1:
             raise FinesslError(f"log_every = {self.log_every} should be at least 1.")
 
 
@@ -138,10 +138,15 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def evaluation_steps(train: TrainRecipe) -> int:
-    """Steps between evaluations: an epoch, or several where a run has more than ten, so that they cost little."""
-    epochs = math.ceil(train.steps / train.epoch_steps)
-    return train.epoch_steps * math.ceil(epochs / 10)
+def recording_steps(train: TrainRecipe) -> int:
+    """Steps between two records of the diagnostics: an epoch, or a tenth of a run of fewer than ten epochs."""
+    return min(train.epoch_steps, math.ceil(train.steps / 10))
+
+
+def evaluation_steps(train: TrainRecipe, most: int = 10) -> int:
+    """Steps between evaluations, `most` of which are affordable (1 to 10): whole records, about ten in a run."""
+    every = recording_steps(train)
+    return every * math.ceil(math.ceil(train.steps / every) / most)
 
 
 class Training:
@@ -184,6 +189,8 @@ class Training:
         self.elapsed = 0.0  # seconds spent in earlier tries
         self.averages = Averages(device)  # since the last line of metrics
         self.latest: dict[str, float] = {}
+        self.latest_step = 0
+        self.log_every = settings.log_every or min(20, max(1, recipe.train.steps // 50))
         self.metrics_size = 0
         self.accuracy: float | None = None
         self.test_logits: Tensor | None = None
@@ -199,7 +206,8 @@ class Training:
     def run_to_end(self) -> dict[str, Any]:
         train, settings = self.recipe.train, self.settings
         self.announce()
-        eval_every = evaluation_steps(train) if settings.eval_every is None else settings.eval_every
+        eval_every = self.evaluation_steps() if settings.eval_every is None else settings.eval_every
+        record_every = recording_steps(train)
         self.log = MetricsLog(self.run.metrics_file, self.metrics_size) if self.team.first else None
         self.started = saved = time.monotonic()
         first_step, shown = self.step, 0.0
@@ -217,9 +225,9 @@ class Training:
                 self.averages.add(result)
 
                 # once in a while: a line of metrics, an evaluation, a checkpoint
-                if self.step % settings.log_every == 0 or self.step == train.steps:
+                if self.step % self.log_every == 0 or self.step == train.steps:
                     self.averages.send(self.step)
-                if self.step % train.epoch_steps == 0 or self.step == train.steps:
+                if self.step % record_every == 0 or self.step == train.steps:
                     self.write_diagnostics()
                 if (eval_every and self.step % eval_every == 0) or self.step == train.steps:
                     self.evaluate()
@@ -241,11 +249,18 @@ class Training:
         self.save()
         return self.finish()
 
+    def evaluation_steps(self) -> int:
+        """In a run of under ten epochs, evaluations process at most half as many images as training does."""
+        train, tested = self.recipe.train, max(len(self.experiment.test_index), 1)
+        short = train.steps < 10 * train.epoch_steps
+        most = train.steps * self.experiment.images_per_step // (2 * tested) if short else 10
+        return evaluation_steps(train, min(max(most, 1), 10))
+
     def asked(self, signal: int) -> int | None:
         """The signal that asked for a stop, in any process. On GPUs the processes agree only as often as they log,
         because the host waits for the device then."""
         if self.team.world > 1:
-            if self.device.type != "cpu" and self.step % self.settings.log_every:
+            if self.device.type != "cpu" and self.step % self.log_every:
                 return None
             signal = self.team.highest(signal)
         return signal or None
@@ -322,7 +337,7 @@ class Training:
         known, correct = row.pop("pseudo_known", 0.0), row.pop("pseudo_correct", 0.0)
         if known:
             row["pseudo_accuracy"] = correct / known
-        self.latest = row
+        self.latest, self.latest_step = row, step
         if self.log:
             phase = self.experiment.method.phase(step - 1)
             lr = self.recipe.train.lr * lr_factor(self.recipe.train, step - 1, phase)
@@ -367,7 +382,8 @@ class Training:
     def note(self, speed: float) -> str:
         parts = [f"{speed * self.experiment.images_per_step:,.0f} images/s"]
         if "loss" in self.latest:
-            parts.append(f"loss {self.latest['loss']:.3f}")
+            when = f" at step {self.latest_step:,}" if self.latest_step and not self.display.live else ""
+            parts.append(f"loss {self.latest['loss']:.3f}{when}")
         if "used" in self.latest:
             parts.append(f"pseudo-labels used {self.latest['used']:.0%}")
         if self.accuracy is not None:
@@ -514,7 +530,7 @@ def interruption(world: int) -> Iterator[Callable[[], int]]:
 def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"{platform.processor() or platform.machine()} CPU, {count_of(torch.get_num_threads(), 'thread')}"
 
 
 def versions() -> dict[str, str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from finessl.analysis.estimate import second_opinion
+from finessl.analysis.findings import findings
+from finessl.analysis.report import write_report
 from finessl.analysis.runs import read_runs, run_labels
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe
@@ -76,3 +80,35 @@ def test_probabilities_are_those_of_the_logits(make_run: Maker) -> None:
     by_hand = np.exp(test.logits[0]) / np.exp(test.logits[0]).sum()
     np.testing.assert_allclose(test.probabilities[0], by_hand, rtol=1e-6)
     assert test.confidence[0] == pytest.approx(by_hand.max())
+
+
+def test_damaged_files_are_named_and_the_rest_is_read(make_run: Callable[..., Path]) -> None:
+    folder = make_run()
+    files = {name: (folder / name).read_bytes() for name in ("split.json", "predictions.npz", "unlabeled.npz")}
+    for name, whole in files.items():
+        for content in (None, b"", b"[0, 10000000000000]", b"PK\x03\x04 cut", whole[: len(whole) // 2]):
+            (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+            (outcome,) = read_runs([folder])
+            assert name in " ".join(outcome.missing), (name, content)
+            findings(outcome, second_opinion(outcome))
+            (folder / name).write_bytes(whole)
+
+
+def test_arrays_of_other_classes_are_not_taken(make_run: Callable[..., Path]) -> None:
+    folder = make_run()
+    content = json.loads((folder / "split.json").read_text())
+    content["classes"] = content["classes"][:2]
+    (folder / "split.json").write_text(json.dumps(content))
+    (outcome,) = read_runs([folder])
+    assert outcome.test is None and outcome.unlabeled is None and outcome.features is None
+    assert outcome.diagnostics == [] and "does not fit the run's classes" in outcome.missing[0]
+
+
+def test_a_report_without_its_split_numbers_the_classes(make_run: Callable[..., Path]) -> None:
+    folder = make_run(right=0)
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "classes": 3}))
+    (folder / "split.json").unlink()
+    (outcome,) = read_runs([folder])
+    assert outcome.classes == ["class 0", "class 1", "class 2"] and outcome.test is not None
+    assert "split.json" in write_report([folder], images=False).read_text(encoding="utf-8")

@@ -83,12 +83,12 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, np.ndarray]]:
 def test_recorded_is_what_happened(shapes: Path, tmp_path: Path, spied: list, method: str) -> None:
     train(Recipe.read(None, {**TINY, "data.source": str(shapes), "method.name": method}), tmp_path / "run", SETTINGS)
     lines = [row for row in RunDirectory(tmp_path / "run").metrics() if row["kind"] == "diagnostics"]
-    assert [line["step"] for line in lines] == [5, 10, 12]
-    for line, (first, last) in zip(lines, ((0, 5), (5, 10), (10, 12)), strict=True):
-        check(line, recompute(spied[first:last], 3))
-    assert sum(lines[0]["pseudo"]) == 5 * 8
+    assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]  # a tenth of the run
+    for line in lines:
+        check(line, recompute(spied[line["step"] - 2 : line["step"]], 3))
+    assert sum(lines[0]["pseudo"]) == 2 * 8
     assert ("margin" in lines[0]) == (method == "finessl")
-    assert 0 < sum(lines[0]["truth"]) < 40  # labeled images are among the unlabeled ones, and count as unknown
+    assert 0 < sum(lines[0]["truth"]) < 16  # labeled images are among the unlabeled ones, and count as unknown
 
 
 def test_open_set_images_are_novel(shapes: Path, tmp_path: Path, spied: list) -> None:
@@ -101,7 +101,7 @@ def test_open_set_images_are_novel(shapes: Path, tmp_path: Path, spied: list) ->
     }
     train(Recipe.read(None, {**fields, "split.labels_per_class": 4}), tmp_path / "run", SETTINGS)
     line = next(row for row in RunDirectory(tmp_path / "run").metrics() if row["kind"] == "diagnostics")
-    check(line, recompute(spied[:5], 2))
+    check(line, recompute(spied[:2], 2))
     assert sum(line["confidence"]["novel"]) > 0
     with np.load(tmp_path / "run" / "unlabeled.npz") as saved:
         assert (saved["truth"] == NOVEL).sum() == 24  # a third of 72 images; no labeled image is among them

@@ -58,7 +58,7 @@ def test_a_seed_is_a_run(shapes: Path, tmp_path: Path) -> None:
 def test_metrics_and_evaluations(shapes: Path, tmp_path: Path) -> None:
     meta = train(recipe(shapes), tmp_path / "run", SETTINGS)
     rows = RunDirectory(tmp_path / "run").metrics()
-    assert [row["step"] for row in rows if row["kind"] == "test"] == [5, 10, 12]
+    assert [row["step"] for row in rows if row["kind"] == "test"] == [4, 8, 12]
     lines = [row for row in rows if row["kind"] == "train"]
     assert [row["step"] for row in lines] == [3, 6, 9, 12]
     for row in lines:
@@ -153,7 +153,7 @@ def test_released_schedule_has_the_released_rates() -> None:
 def test_display_without_a_terminal(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(recipe(shapes), tmp_path / "run", Settings(device="cpu", log_every=3))
     text = capsys.readouterr().err
-    assert "3 classes, 12 labeled and 72 unlabeled images, 24 test images" in text.replace("\n", " ")
+    assert "3 classes, 12 labeled and 60 unlabeled training images, 24 test images" in text.replace("\n", " ")
     assert "step 12: test accuracy" in text
     assert loop_module.describe_device(torch.device("cpu"))
 
@@ -169,11 +169,26 @@ def test_bf16_where_the_cpu_multiplies_it(
 
 
 @pytest.mark.parametrize(
-    ("steps", "epoch", "every"), [(15_000, 500, 1500), (5000, 500, 500), (340, 85, 85), (5, 10, 10)]
+    ("steps", "epoch", "every"), [(15_000, 500, 1500), (5000, 500, 500), (340, 85, 34), (20, 500, 2), (5, 10, 1)]
 )
 def test_ten_evaluations_are_enough(steps: int, epoch: int, every: int) -> None:
     recipe = Recipe.read(None, {"data.source": "sample", "train.steps": steps, "train.epoch_steps": epoch})
     assert evaluation_steps(recipe.train) == every
+
+
+def test_a_short_run_records_and_evaluates_about_ten_times(shapes: Path, tmp_path: Path) -> None:
+    """The method's epochs stay as they are; only the records come more often."""
+    fields = {**TINY, "data.source": str(shapes), "train.steps": 20, "train.epoch_steps": 500}
+    recipe = Recipe.read(None, fields)
+    train(recipe, tmp_path / "run", Settings(device="cpu", quiet=True))
+    rows = RunDirectory(tmp_path / "run").metrics()
+    steps = {kind: [row["step"] for row in rows if row["kind"] == kind] for kind in ("train", "diagnostics", "test")}
+    assert steps["train"] == list(range(1, 21))
+    assert steps["diagnostics"] == list(range(2, 21, 2))
+    assert steps["test"] == list(range(4, 21, 4))  # 24 test images, 320 images in training: half of them allows six
+    train(recipe, tmp_path / "once", Settings(device="cpu", quiet=True, eval_every=0, log_every=20))
+    ours, theirs = (load_file(tmp_path / name / "classifier/classifier.safetensors") for name in ("run", "once"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs), "recording changed the result"
 
 
 @pytest.mark.parametrize(
