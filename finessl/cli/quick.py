@@ -48,9 +48,9 @@ def quick(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
-    """Classify with frozen features: encode every image once, solve in seconds.
+    """Classify with frozen features, in seconds.
 
-    Compares class means, ridge regression, label propagation and EM by cross-validation on the labels, and prints one
+    Encodes every image once. Compares class means, ridge regression, label propagation and EM by cross-validation on the labels, and prints one
     table. With --out it writes a run for predict, evaluate and report.
     """
     from finessl.api import make_recipe
