@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint docs clean
+.PHONY: help install demo test export-check lint docs clean
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-10s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 install: $(VENV)/.installed  ## create .venv with the package and what the tests need
 
@@ -26,6 +26,9 @@ demo: install  ## train on sample images with 4 labels per class, on the CPU (tw
 
 test: install  ## run every test on the CPU; JOBS=2 is the number of processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+
+export-check: install  ## export short runs and load them in virtual environments without finessl (downloads torch)
+	$(BIN)/python tools/check_exports.py
 
 lint: install  ## check code and types: ruff, mypy
 	$(BIN)/ruff check .

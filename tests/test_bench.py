@@ -130,7 +130,7 @@ def test_predict(capsys: pytest.CaptureFixture[str]) -> None:
     few = ("--backbone", "embedded", "--batch-size", "4", "--images", "12", "--repeats", "1", "--device", "cpu")
     rows = output(capsys, "bench", "predict", *few, "--json")
     assert isinstance(rows, list)
-    assert [row["part"] for row in rows] == ["encoder", "folder of JPEGs"]
+    assert [row["part"] for row in rows] == ["encoder", "decoding alone", "folder of JPEGs"]
     assert all(row["rate"] > 0 for row in rows)
     for row in rows:
         assert row["ratio"] == pytest.approx(row["rate"] / row["reference_rate"], rel=0.05)

@@ -1,5 +1,5 @@
 """`finessl bench predict`: images per second of a trained classifier. The encoder alone against the chip's matrix rate,
-and a folder of JPEGs against their decoding alone: which of the two limits predictions?"""
+and a folder of JPEGs against its limit, the encoder or decoding alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bench_predict(
 
     encoder("encoder")
     if images:
-        rows.append(folder_rate(classifier, images, repeats))
+        rows += folder_rates(classifier, images, repeats, rows[0].rate)
     if compile or (compile is None and device.type == "cuda"):
         compile_encoder(network.encoder)
         encoder("encoder, compiled")
@@ -73,8 +73,9 @@ def encoder_rate(encoder: Encoder, precision: str, size: int, batch: int, device
     return 1000 * batch * at_once / milliseconds(work, device, repeats=repeats)
 
 
-def folder_rate(classifier: Classifier, images: int, repeats: int) -> Rate:
-    """A folder of JPEGs of 500×375 from file to prediction, against the same threads that only decode."""
+def folder_rates(classifier: Classifier, images: int, repeats: int, encoding: float) -> list[Rate]:
+    """A folder of JPEGs of 500×375: decoding alone, and from file to prediction against the slower of decoding and
+    `encoding` (images/s of the encoder), which limits it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_set(folder / "images", write_originals(folder / "originals", 64), images)
@@ -91,4 +92,9 @@ def folder_rate(classifier: Classifier, images: int, repeats: int) -> Rate:
         decoding, predicting = (
             milliseconds(work, classifier.device, repeats=repeats, warmup=1) / 1000 for work in (decode, predict)
         )
-    return Rate("folder of JPEGs", len(files) / predicting, "decoding alone", len(files) / decoding)
+    decoded = len(files) / decoding
+    limit = ("the limit: decoding", decoded) if decoded < encoding else ("the limit: the encoder", encoding)
+    return [
+        Rate("decoding alone", decoded, "the encoder", encoding),
+        Rate("folder of JPEGs", len(files) / predicting, *limit),
+    ]
