@@ -134,3 +134,23 @@ def test_predict(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["rate"] > 0 for row in rows)
     for row in rows:
         assert row["ratio"] == pytest.approx(row["rate"] / row["reference_rate"], rel=0.05)
+
+
+def test_quick_measures_solvers_and_selection(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FINESSL_CACHE", str(tmp_path))
+    words = ["bench", "quick", str(shapes), "--backbone", "embedded", "--labels", "1,3", "--seeds", "2"]
+    app(words, standalone_mode=False)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [line.split(" | ")[0] for line in lines[2:]] == [
+        "| graph",
+        "| means",
+        "| ridge",
+        "| propagation",
+        "| em",
+        "| chosen",
+        "| select: herding",
+        "| select: random",
+    ]
+    assert all("±" in line for line in lines[3:])

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import finessl
 from finessl.cli import app
 from finessl.errors import FinesslError
+from finessl.models.backbones import candidate_backbones
 from finessl.training import quick as quick_run
-from finessl.training.quick import candidate_backbones
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -132,7 +132,7 @@ def test_backbones_are_compared_and_the_choice_is_explained(shapes: Path, monkey
 
 
 def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick_run, "in_cache", lambda name: name in ("clip-vit-b16", "embedded"))
+    monkeypatch.setattr("finessl.models.backbones.in_cache", lambda name: name in ("clip-vit-b16", "embedded"))
     assert candidate_backbones("auto", {}) == [("clip-vit-b16", None), ("embedded", None)]
     assert candidate_backbones("auto", {"dinov2-vit-s14": "f", "mine": "g"}) == [
         ("mine", "g"),

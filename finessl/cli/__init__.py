@@ -54,6 +54,7 @@ from finessl.cli import (  # noqa: E402 - each adds its verbs to `app`
     predict,  # noqa: F401
     quick,  # noqa: F401
     report,  # noqa: F401
+    select,  # noqa: F401
     serve,  # noqa: F401
     train,  # noqa: F401
 )

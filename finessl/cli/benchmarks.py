@@ -1,4 +1,4 @@
-"""finessl bench step | predict | augment | data | tuning | scale."""
+"""finessl bench step | predict | augment | data | tuning | scale | quick."""
 
 from __future__ import annotations
 
@@ -252,3 +252,55 @@ def scale(
               f"{row.memory:>10.1f}{row.decode:>12.2f}{row.decode_cpu:>10.2f}{row.fetch:>11.2f}")  # fmt: skip
     print(f"{'largest / smallest':>32}{flatness['image']:>12.2f}{flatness['image_cpu']:>10.2f}"
           f"{'':>10}{flatness['decode']:>12.2f}{flatness['decode_cpu']:>10.2f}")  # fmt: skip
+
+
+@bench.command("quick")
+def quick_(
+    data: Annotated[str, typer.Argument(help="Data with a label for every image, and test images.")],
+    root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
+    labels: Annotated[str, typer.Option(help="Labels per class, with commas.")] = "1,2,4",
+    seeds: Annotated[int, typer.Option(help="Seeds per figure.", min=1)] = 3,
+    select: Annotated[str, typer.Option(help="Strategies of finessl select, with commas; none.")] = "herding,random",
+    backbone: Annotated[str, typer.Option(help="Backbones, with commas; auto: those that are here.")] = "auto",
+    weights: Annotated[list[str] | None, typer.Option(help="A backbone's weights file, NAME=FILE; repeatable.")] = None,
+    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+) -> None:
+    """Test accuracy of frozen features by solver, and of selected labels, as Markdown tables."""
+    from statistics import mean, stdev
+
+    from finessl.bench.quick import measure
+    from finessl.cli.quick import named_files
+    from finessl.data.sources import open_dataset
+    from finessl.models.backbones import candidate_backbones
+    from finessl.training.loop import resolve_device
+    from finessl.training.precision import resolve_precision
+    from finessl.training.progress import Display
+
+    target = resolve_device(device)
+    counts = [int(part) for part in labels.split(",")]
+    strategies: list[Any] = [] if select == "none" else select.split(",")
+    for name, file in candidate_backbones(backbone, named_files(weights or [])):
+        with Display() as display:
+            rows = measure(
+                open_dataset(data, root=root),
+                name,
+                file,
+                labels=counts,
+                seeds=seeds,
+                strategies=strategies,
+                device=target,
+                precision=resolve_precision(precision, target),
+                progress=display.update,
+            )
+        print(f"\n| {name} | " + " | ".join(f"{count} per class" for count in counts) + " | seconds |")
+        print("| --- " * (len(counts) + 2) + "|")
+        for what in dict.fromkeys(row.what for row in rows):
+            own = {row.labels: row for row in rows if row.what == what}
+            cells = []
+            for count in counts:
+                values = [100 * value for value in own[count].accuracy] if count in own else []
+                spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+                cells.append(f"{mean(values):.1f}{spread}" if values else "")
+            seconds = [value for row in own.values() for value in row.seconds]
+            print(f"| {what} | {' | '.join(cells)} | {f'{mean(seconds):.2f}' if seconds else ''} |")

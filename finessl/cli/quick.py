@@ -54,9 +54,9 @@ def quick(
     the labels, and prints one table. With --out it writes a run for predict, evaluate and report.
     """
     from finessl.api import make_recipe
+    from finessl.models.backbones import candidate_backbones
     from finessl.recipe import parse_setting
     from finessl.training.progress import Display
-    from finessl.training.quick import candidate_backbones
     from finessl.training.quick import quick as run
 
     fields: dict[str, Any] = dict(

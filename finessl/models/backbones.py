@@ -24,6 +24,9 @@ from finessl.models.weights import load_weights
 from finessl.models.wide_resnet import WideResNet
 from finessl.registry import nearest
 
+# what `--backbone auto` looks for, in the order in which they are preferred while labels cannot tell
+PREFERRED = ("dinov2-vit-b14", "dinov2-vit-s14", "clip-vit-l14", "clip-vit-b16", "siglip-vit-b16", "clip-vit-b32",
+             "in21k-vit-b16", "in21k-vit-s16", "embedded")  # fmt: skip
 HUB = ("hf-hub:", "hf_hub:", "local-dir:")  # names that describe a model elsewhere
 
 
@@ -198,6 +201,18 @@ def in_cache(name: str) -> bool:
         return False
     files = [config.hf_hub_filename or "model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin"]
     return any(isinstance(try_to_load_from_cache(str(config.hf_hub_id), file), str) for file in files)
+
+
+def candidate_backbones(asked: str, weights: dict[str, str]) -> list[tuple[str, str | None]]:
+    """(name, weights file) of the backbones to compare. auto: those given by file, in the hub's cache, or built in."""
+    if asked != "auto":
+        names = [name.strip() for name in asked.split(",") if name.strip()]
+        if unknown := [name for name in weights if name not in names]:
+            raise FinesslError(f"--weights {unknown[0]}=…: --backbone does not name {unknown[0]}.")
+    else:
+        names = [name for name in PREFERRED if name in weights or in_cache(name)]
+        names = [*(name for name in weights if name not in PREFERRED), *names]
+    return [(name, weights.get(name)) for name in names]
 
 
 def unreachable(repository: str, *files: str) -> str | None:

@@ -24,7 +24,7 @@ from finessl.files import write_arrays, write_atomically, writing
 from finessl.frozen.choose import Candidate, Choice, Pile, better, calibrate, choose_solver
 from finessl.frozen.features import encode_images
 from finessl.frozen.solvers import Solution, feature_centre, prepare
-from finessl.models.backbones import Backbone, create_backbone, in_cache
+from finessl.models.backbones import Backbone, create_backbone
 from finessl.models.head_init import embed_names, read_text_features, text_weights
 from finessl.recipe import Recipe
 from finessl.training.diagnostics import MAX_ENCODED, MAX_LABELED, MAX_PREDICTED, evenly, hidden_truth
@@ -35,9 +35,6 @@ from finessl.training.progress import Display
 from finessl.training.rundir import RunDirectory, git_revision
 
 METHOD, ZERO_SHOT = "quick", "zero-shot"
-# what `--backbone auto` looks for, in the order in which they are preferred while labels cannot tell
-PREFERRED = ("dinov2-vit-b14", "dinov2-vit-s14", "clip-vit-l14", "clip-vit-b16", "siglip-vit-b16", "clip-vit-b32",
-             "in21k-vit-b16", "in21k-vit-s16", "embedded")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,18 +147,6 @@ def quick(
     if run is not None:
         write_run(run, recipe, answer, target, precision, test_index, started)
     return answer
-
-
-def candidate_backbones(asked: str, weights: dict[str, str]) -> list[tuple[str, str | None]]:
-    """(name, weights file) of the backbones to compare. auto: those given by file, in the hub's cache, or built in."""
-    if asked != "auto":
-        names = [name.strip() for name in asked.split(",") if name.strip()]
-        if unknown := [name for name in weights if name not in names]:
-            raise FinesslError(f"--weights {unknown[0]}=…: --backbone does not name {unknown[0]}.")
-    else:
-        names = [name for name in PREFERRED if name in weights or in_cache(name)]
-        names = [*(name for name in weights if name not in PREFERRED), *names]
-    return [(name, weights.get(name)) for name in names]
 
 
 def check_labels(dataset: Dataset) -> None:

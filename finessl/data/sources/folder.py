@@ -86,6 +86,26 @@ def open_folder(
     return dataset
 
 
+def open_pile(
+    path: Path, labels: str | None = None, progress: Progress | None = None
+) -> tuple[FileImages, dict[str, str], list[tuple[str, str]]]:
+    """All images but those of a test folder, path → class of those that have a label, and what is left out.
+
+    Labels are those of labeled/, labels.csv and the table `labels`. Other folders are no classes: without labels, what a
+    folder is called says nothing.
+    """
+    index = read_index(path, progress)
+    tops = {folder.split("/")[0] for folder in index.folders}
+    test = next((top for top in TESTS if top in tops and has_classes(index, top)), None)
+    top = next((top for top in LABELED if top in tops and has_classes(index, top)), None)
+    named = by_folder(index, top) if top else {}
+    for table in (index.root / LABELS, Path(labels) if labels else None):
+        if table is not None and (table.is_file() or table != index.root / LABELS):
+            named |= rows_by_path(read_rows(table))
+    positions, _, _ = by_table(index, Path(labels or index.root / LABELS), named, without=test)
+    return FileImages(index.root, index.paths).take(positions), named, index.left_out()
+
+
 def labeled_folder(path: Path, progress: Progress | None = None) -> tuple[Images, np.ndarray, list[str]]:
     """Images, labels and classes of a plain <class>/… folder."""
     index = read_index(path, progress)

@@ -1,0 +1,139 @@
+"""finessl select."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from finessl.cli import app
+from finessl.cli.quick import LABELS_HELP, WEIGHTS_HELP, named_files
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from finessl.data.images import Images
+
+COLUMNS = ("rank", "path", "suggested", "label")
+
+
+@app.command(no_args_is_help=True)
+def select(
+    data: Annotated[str, typer.Argument(help="A folder of images, or any data that train takes.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="CSV to write: rank, path, suggested, label (empty).", show_default=False)],
+    count: Annotated[int, typer.Option("--count", "-k", help="Images to choose.", min=1)] = 50,
+    labels: Annotated[str | None, typer.Option(help=LABELS_HELP)] = None,
+    root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
+    strategy: Annotated[str, typer.Option(help="herding, typical or random.")] = "herding",
+    backbone: Annotated[
+        str, typer.Option(help="Backbone of the features; auto: the first that is here (finessl list backbones).")
+    ] = "auto",
+    weights: Annotated[list[str] | None, typer.Option(help=WEIGHTS_HELP)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random strategy and of samples.")] = 0,
+    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+) -> None:
+    """Choose the images whose labels help most, best first.
+
+    Fill in the label column, then: finessl train DATA --labels FILE (or finessl quick DATA --labels FILE).
+    """
+    from finessl.data.dataset import count_of
+    from finessl.frozen.features import encode_images
+    from finessl.frozen.select import select_images
+    from finessl.models.backbones import candidate_backbones, create_backbone
+    from finessl.training.loop import resolve_device
+    from finessl.training.precision import resolve_precision
+    from finessl.training.progress import Display
+
+    check_target(out)
+    target = resolve_device(device)
+    (name, file), *_ = candidate_backbones(backbone, named_files(weights or []))
+    with Display() as display:
+        images, ids, classes, notes = open_images(data, root, labels)
+        features = encode_images(
+            images,
+            create_backbone(name, weights=file),
+            device=target,
+            precision=resolve_precision(precision, target),
+            progress=lambda done, total: display.update(f"{name}: encoding images", done, total),
+        )
+        found = select_images(
+            features.rows,
+            count,
+            usable=features.usable(),
+            labels=ids,
+            classes=len(classes),
+            strategy=strategy,  # type: ignore[arg-type]
+            seed=seed,
+            device=target,
+            progress=display.update,
+        )
+    rows = [
+        (rank, images.key(int(i)), classes[found.suggested[i]] if found.suggested[i] >= 0 else "", "")
+        for rank, i in enumerate(found.chosen, 1)
+    ]
+    write(out, rows)
+    for note in notes:
+        print(note)
+    if features.failures:
+        print(f"{count_of(len(features.failures), 'image')} cannot be read and are left out.")
+    if found.duplicates:
+        print(f"{count_of(found.duplicates, 'near-duplicate')} passed over.")
+    if len(rows) < count:
+        print(f"Only {count_of(len(rows), 'image')} are left to choose from.")
+    known = int((ids >= 0).sum())
+    print(f"{out}: {count_of(len(rows), 'image')} to label, by {strategy} on {name}; {known:,} have a label.")
+    print(f"Fill in the label column, then: finessl quick {data} --labels {out}")
+
+
+def open_images(data: str, root: str | None, labels: str | None) -> tuple[Images, np.ndarray, list[str], list[str]]:
+    """Images, labels (−1: none), classes and notes. A folder needs no labels at all."""
+    import numpy as np
+
+    from finessl.data.index import natural
+    from finessl.data.sources import open_dataset, recognise
+    from finessl.data.sources.folder import open_pile
+
+    kind, path = recognise(data, root)
+    if kind == "folder" and path is not None:
+        images, named, _ = open_pile(Path(path), labels)
+        classes = sorted(set(named.values()), key=natural)
+        number = {name: k for k, name in enumerate(classes)} | {"": -1}
+        ids = np.array([number[named.get(images.key(i), "")] for i in range(len(images))], np.int64)
+        return images, ids, classes, []
+    options: dict[str, Any] = {"labels": labels} if labels else {}  # refused where a source takes none
+    dataset = open_dataset(data, root=root, **options)
+    if dataset.given is None:
+        ids = np.full(len(dataset.train), -1)
+        return dataset.train, ids, dataset.classes, [f"{dataset.name} has a label for every image: they are not used."]
+    ids = np.where(dataset.given, dataset.train_labels, -1)
+    return dataset.train, ids, dataset.classes, []
+
+
+def check_target(out: Path) -> None:
+    """Refuse to overwrite labels that somebody has filled in."""
+    from finessl.data.sources.table import read_rows
+    from finessl.errors import FinesslError
+
+    if not out.exists():
+        return
+    try:
+        filled = sum(bool(label) for label in read_rows(out).labels)
+    except FinesslError as error:
+        raise FinesslError(f"{out} exists and is no list of finessl select ({error}); name another --out.") from error
+    if filled:
+        raise FinesslError(f"{out} holds {filled:,} labels; name another --out.")
+
+
+def write(out: Path, rows: list[tuple[int, str, str, str]]) -> None:
+    import csv
+    import io
+
+    from finessl.files import write_atomically, writing
+
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([COLUMNS, *rows])
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, text.getvalue())
