@@ -1,0 +1,467 @@
+"""Runs cases in forked processes, counts how they ended, and keeps a journal.
+
+One process imports finessl and never uses torch. It forks a process for each case, and that one forks a process for each
+command: a hang, a crash or a full memory ends a command, not the harness, and a command costs no start of Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import io
+import itertools
+import json
+import os
+import pkgutil
+import random
+import resource
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import zlib
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+OUTCOMES = ("ok", "sentence", "traceback", "hang", "signal", "silent", "executed")
+GOOD = ("ok", "sentence")
+COMMAND_SECONDS = 30.0  # a command that takes longer hangs
+CASE_SECONDS = 300.0
+MEMORY = 6 * 2**30  # bytes that a command may take beyond what the harness itself holds
+TRACES = ("Traceback (most recent call last)", "terminate called", "Exception ignored in", "Fatal Python error")
+
+
+class Fault(Exception):
+    """A case that did not end as promised."""
+
+    def __init__(self, outcome: str, detail: str) -> None:
+        super().__init__(detail)
+        self.outcome, self.detail = outcome, detail
+
+
+@dataclass
+class Result:
+    """A command that ended: by itself, or by the signal that the case sent."""
+
+    argv: list[str]
+    rc: int
+    out: str
+    err: str
+
+    @property
+    def ok(self) -> bool:
+        return self.rc == 0
+
+
+@dataclass
+class Box:
+    """What a case works with: a fresh folder, its own random numbers, and the prepared data and runs in `base`."""
+
+    folder: Path
+    base: Path
+    rng: random.Random
+    verbose: bool = False
+    refused: bool = False  # a command ended in a sentence
+    commands: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def canary(self) -> Path:
+        """A file that exists if something in a hostile file was run."""
+        return self.folder / "canary"
+
+    def copy(self, name: str) -> Path:
+        """A copy of prepared data or of a prepared run."""
+        return Path(shutil.copytree(self.base / name, self.folder / name, symlinks=True))
+
+    def expect(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise Fault("silent", otherwise)
+
+    def run(
+        self,
+        *arguments: object,
+        must: str | None = None,
+        cwd: Path | None = None,
+        encoding: str = "utf-8",
+        stdout: Path | None = None,
+        file_size: int | None = None,
+        fresh: bool = False,
+        interrupt: tuple[int, float] | None = None,
+    ) -> Result:
+        """`finessl ARGUMENTS`; a Fault unless it ends well or in a sentence. `must`: "work" or "fail". `fresh`: in a new
+        Python instead of a forked one. `interrupt`: a signal and the seconds after which it is sent."""
+        argv = [os.fspath(a) if isinstance(a, os.PathLike) else str(a) for a in arguments]
+        log = self.folder / f"command-{next(self.commands)}"
+        out, err = stdout or log.with_suffix(".out"), log.with_suffix(".err")
+        start = start_python if fresh else start_fork
+        pid = start(argv, cwd or self.folder, encoding, out, err, file_size)
+        rc = wait(pid, COMMAND_SECONDS, interrupt)
+        text = "" if stdout else out.read_bytes().decode("utf-8", "backslashreplace")
+        result = Result(argv, 0 if rc is None else rc, text, err.read_bytes().decode("utf-8", "backslashreplace"))
+        if self.verbose:
+            print(f"$ finessl {' '.join(argv)}\n{result.out}{result.err}-> {rc}", flush=True)
+        self.judge(result, rc, must, interrupt)
+        return result
+
+    def judge(self, result: Result, rc: int | None, must: str | None, interrupt: tuple[int, float] | None) -> None:
+        said = f"finessl {' '.join(result.argv)[:300]}: "
+        tail = (result.err.strip() or result.out.strip())[-600:]
+        if self.canary.exists():
+            raise Fault("executed", said + "something in a file was run")
+        if rc is None:
+            raise Fault("hang", said + f"no end after {COMMAND_SECONDS:.0f} s\n{result.err[:1000]}")
+        if any(trace in result.err or trace in result.out for trace in TRACES):
+            frames = [line.strip() for line in result.err.splitlines() if "/finessl/" in line]
+            raise Fault("traceback", f"{said}{tail[-300:]}\n{'; '.join(frames[-3:])}")
+        if rc < 0 and not (interrupt and -rc in (interrupt[0], signal.SIGKILL)):
+            raise Fault("signal", said + f"{signal.Signals(-rc).name} {tail}")
+        if rc > 0 and not tail:
+            raise Fault("silent", said + f"ended with status {rc} without a word")
+        if (must == "fail" and rc == 0) or (must == "work" and rc != 0):
+            raise Fault("silent", said + f"should {must}, ended with status {rc}: {tail}")
+        self.refused |= rc != 0
+
+
+def start_fork(argv: list[str], cwd: Path, encoding: str, out: Path, err: Path, file_size: int | None) -> int:
+    """`python -m finessl ARGV` in a fork of this process, where finessl is imported already."""
+    if pid := os.fork():
+        return pid
+    code = 70
+    try:
+        os.setpgid(0, 0)
+        os.chdir(cwd)
+        for target, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY | os.O_CREAT), (2, os.O_WRONLY | os.O_CREAT)):
+            os.dup2(os.open((os.devnull, out, err)[target], flags, 0o644), target)
+        streams = [os.fdopen(number, "rb" if number == 0 else "wb", closefd=False) for number in range(3)]
+        sys.stdin = io.TextIOWrapper(streams[0])
+        sys.stdout = io.TextIOWrapper(streams[1], encoding=encoding, errors="strict")
+        sys.stderr = io.TextIOWrapper(streams[2], encoding, "backslashreplace", line_buffering=True)
+        faulthandler.register(signal.SIGUSR1, 2)  # says where a command hangs
+        limit(file_size)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.argv = ["finessl", *argv]
+        code = as_python()
+    finally:
+        os._exit(code)
+
+
+def as_python() -> int:
+    """Run the module and end as the interpreter does."""
+    try:
+        runpy.run_module("finessl", run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        code = 120
+    sys.stderr.flush()
+    return code
+
+
+def start_python(argv: list[str], cwd: Path, encoding: str, out: Path, err: Path, file_size: int | None) -> int:
+    """The same in a new Python."""
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    with open(out, "wb") as output, open(err, "wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", "finessl", *argv],
+            cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, process_group=0,
+        ).pid  # fmt: skip
+
+
+def limit(file_size: int | None) -> None:
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if file_size is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+def wait(pid: int, seconds: float, interrupt: tuple[int, float] | None = None) -> int | None:
+    """The exit status, negative for a signal; None after killing a process that did not end in time."""
+    started = time.monotonic()
+    pause = 0.001
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # what the command left running
+                os.killpg(pid, signal.SIGKILL)
+            return os.waitstatus_to_exitcode(status)
+        now = time.monotonic() - started
+        if interrupt and now >= interrupt[1]:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if interrupt[0] == signal.SIGKILL else os.kill)(pid, interrupt[0])
+            interrupt = None
+        if now > seconds:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+                time.sleep(0.2)
+                os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return None
+        time.sleep(min(pause, interrupt[1] - now) if interrupt else pause)
+        pause = min(pause * 1.5, 0.02)
+
+
+# ---- kinds of cases ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    share: float  # of each round of cases
+    function: Callable[[Box], None]
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def kind(name: str, share: float) -> Callable[[Callable[[Box], None]], Callable[[Box], None]]:
+    """Registers a generator: a function that makes one hostile case in a box and runs it there."""
+
+    def register(function: Callable[[Box], None]) -> Callable[[Box], None]:
+        KINDS[name] = Kind(name, share, function)
+        return function
+
+    return register
+
+
+def schedule(kinds: list[Kind]) -> Iterator[tuple[Kind, int]]:
+    """Cases without end, the kinds mixed evenly by their shares."""
+    counts: Counter[str] = Counter()
+    while True:
+        chosen = min(kinds, key=lambda k: (counts[k.name] + 0.5) / k.share)
+        yield chosen, counts[chosen.name]
+        counts[chosen.name] += 1
+
+
+def run_case(chosen: Kind, number: int, seed: int, base: Path, scratch: Path, verbose: bool = False) -> dict[str, Any]:
+    """In a forked process: one case, from its input to its outcome."""
+    folder = scratch / f"{chosen.name}-{number}"
+    folder.mkdir(parents=True)
+    rng = random.Random(zlib.crc32(f"{seed}/{chosen.name}/{number}".encode()))
+    box = Box(folder, base, rng, verbose)
+    os.environ |= {
+        "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "FINESSL_CACHE": str(folder / "cache"),
+        "FUZZ_CANARY": str(box.canary), "PATH": f"{base / 'bin'}:{os.environ['PATH']}",
+    }  # fmt: skip
+    started = time.monotonic()
+    try:
+        chosen.function(box)
+        outcome, detail = ("sentence" if box.refused else "ok"), ""
+    except Fault as fault:
+        outcome, detail = fault.outcome, fault.detail
+    if not verbose:
+        remove(folder)
+    return {"case": f"{chosen.name}/{number}", "outcome": outcome, "detail": detail[:1500],
+            "seconds": round(time.monotonic() - started, 2)}  # fmt: skip
+
+
+def remove(folder: Path) -> None:
+    subprocess.run(["chmod", "-R", "u+rwX", str(folder)], stderr=subprocess.DEVNULL, check=False)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+# ---- the whole ----------------------------------------------------------------------------------------------------------
+
+
+def main(options: Namespace) -> int:
+    for name in ("images", "tables", "options", "runs", "weights", "archives", "names", "places", "kills"):
+        importlib.import_module(f"fuzz.{name}")  # each registers its kinds
+    from fuzz.base import prepare
+
+    import_everything()
+    wanted = options.only.split(",") if options.only else [*KINDS]
+    if options.case:
+        wanted = [options.case.partition("/")[0]]
+    if unknown := [name for name in wanted if name not in KINDS]:
+        print(f"fuzz: no kind {', '.join(unknown)}; known: {', '.join(KINDS)}", file=sys.stderr)
+        return 2
+    kinds = [KINDS[name] for name in wanted]
+    with tempfile.TemporaryDirectory(prefix="finessl-fuzz-", ignore_cleanup_errors=True) as temporary:
+        scratch = Path(temporary)
+        base = scratch / "base"
+        in_child(lambda: prepare(base))
+        if options.case:
+            result = in_child(
+                lambda: run_case(kinds[0], int(options.case.partition("/")[2]), options.seed, base, scratch, True)
+            )
+            print(json.dumps(result, indent=2))
+            return int(result["outcome"] not in GOOD)
+        journal = Journal(options.journal, options.seed, wanted, options.again)
+        run_all(kinds, options, journal, base, scratch)
+    journal.finish()
+    return show(journal, wanted)
+
+
+def import_everything() -> None:
+    """All that a verb imports: once here instead of once per command. Nothing here may start a thread."""
+    import matplotlib.pyplot  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+    import timm  # noqa: F401
+
+    import finessl
+
+    for module in pkgutil.walk_packages(finessl.__path__, "finessl."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+
+def in_child(function: Callable[[], Any]) -> Any:
+    """The result of a function that runs in a forked process."""
+    reader, writer = os.pipe()
+    if not (pid := fork_case(function, writer)):
+        raise AssertionError
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        content = pipe.read()
+    os.waitpid(pid, 0)
+    if not content:
+        raise RuntimeError("the forked process ended without a result")
+    return json.loads(content)
+
+
+def fork_case(function: Callable[[], Any], writer: int) -> int:
+    if pid := os.fork():
+        return pid
+    try:
+        os.setpgid(0, 0)
+        content = json.dumps(function()).encode()
+        while content:
+            content = content[os.write(writer, content) :]
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def run_all(kinds: list[Kind], options: Namespace, journal: Journal, base: Path, scratch: Path) -> None:
+    cases = (case for case in schedule(kinds) if f"{case[0].name}/{case[1]}" not in journal.rows)
+    running: dict[int, tuple[int, str, float, bytearray]] = {}  # pid → (pipe, case, start, what it wrote)
+    started, before, shown = time.monotonic(), journal.elapsed, 0.0
+    while True:
+        elapsed = before + time.monotonic() - started
+        more = elapsed < options.minutes * 60 and (
+            options.cases is None or len(journal.rows) + len(running) < options.cases
+        )
+        if more and len(running) < options.jobs:
+            chosen, number = next(cases)
+            reader, writer = os.pipe()
+            pid = fork_case(lambda c=chosen, n=number: run_case(c, n, options.seed, base, scratch), writer)
+            os.close(writer)
+            os.set_blocking(reader, False)
+            running[pid] = (reader, f"{chosen.name}/{number}", time.monotonic(), bytearray())
+            continue
+        if not running:
+            break
+        for pid, (reader, case, start, content) in list(running.items()):
+            with contextlib.suppress(BlockingIOError):
+                content += os.read(reader, 65536)
+            done, _ = os.waitpid(pid, os.WNOHANG)
+            late = time.monotonic() - start > CASE_SECONDS
+            if not done and not late:
+                continue
+            if late and not done:
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            with contextlib.suppress(BlockingIOError):
+                content += os.read(reader, 65536)
+            os.close(reader)
+            del running[pid]
+            failed = {
+                "case": case,
+                "outcome": "hang" if late else "signal",
+                "detail": "the case itself did not end well",
+            }
+            journal.add(json.loads(content) if content else failed, elapsed)
+        if elapsed - shown > 30:
+            shown = elapsed
+            counts = Counter(row["outcome"] for row in journal.rows.values())
+            print(f"{elapsed:4.0f} s  {len(journal.rows):5} cases  {dict(counts)}", file=sys.stderr, flush=True)
+        time.sleep(0.005)
+
+
+class Journal:
+    """Finished cases, one JSON object a line: a killed run goes on behind the last of them."""
+
+    def __init__(self, folder: Path, seed: int, kinds: list[str], again: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.about = {"seed": seed, "kinds": kinds, "revision": revision()}
+        self.path = folder / f"seed-{seed}.jsonl"
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.elapsed = 0.0
+        lines = [] if again or not self.path.exists() else self.path.read_text().splitlines(keepends=True)
+        content = [json.loads(line) for line in lines if line.endswith("\n")]
+        if content and content[0] == self.about and content[-1] != {"finished": True}:
+            for row in content[1:]:
+                self.elapsed = row.pop("elapsed")
+                self.rows[row["case"]] = row
+            print(f"going on after {len(self.rows)} cases, {self.elapsed:.0f} s", file=sys.stderr)
+            self.path.write_text("".join(line for line in lines if line.endswith("\n")))
+        else:
+            self.path.write_text(json.dumps(self.about) + "\n")
+        self.file = open(self.path, "a")  # noqa: SIM115 - open for the whole run
+
+    def add(self, row: dict[str, Any], elapsed: float) -> None:
+        self.rows[row["case"]] = row
+        self.elapsed = elapsed
+        self.file.write(json.dumps({**row, "elapsed": round(elapsed, 1)}) + "\n")
+        self.file.flush()
+        if row["outcome"] not in GOOD:
+            print(f"{row['outcome']}: {row['case']}: {row['detail'][:400]}", file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        self.file.write(json.dumps({"finished": True}) + "\n")
+        self.file.close()
+
+
+def revision() -> str:
+    """Of the code: a journal of other code does not count."""
+    import hashlib
+
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for folder in ("finessl", "recipes", "tests/fuzz"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".py", ".toml"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def show(journal: Journal, kinds: list[str]) -> int:
+    """The table of outcomes as Markdown, and the faults; 1 if there are any."""
+    counts = {name: Counter[str]() for name in kinds}
+    for row in journal.rows.values():
+        counts[row["case"].partition("/")[0]][row["outcome"]] += 1
+    print("| kind | cases | " + " | ".join(OUTCOMES) + " |\n| --- |" + " ---: |" * (len(OUTCOMES) + 1))
+    total = sum(counts.values(), Counter[str]())
+    for name, row in [*counts.items(), ("all", total)]:
+        print(f"| {name} | {row.total():,} | " + " | ".join(f"{row[outcome]:,}" for outcome in OUTCOMES) + " |")
+    faults = [row for row in journal.rows.values() if row["outcome"] not in GOOD]
+    for row in faults:
+        print(
+            f"\n{row['outcome']}: {row['case']} (python tests/fuzz --seed {journal.about['seed']} --case {row['case']})"
+        )
+        print("  " + row["detail"].replace("\n", "\n  "))
+    print(f"\n{len(journal.rows):,} cases in {journal.elapsed / 60:.1f} minutes, {len(faults)} faults")
+    return int(bool(faults))
