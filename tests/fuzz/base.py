@@ -15,15 +15,23 @@ from PIL import Image
 from fuzz.harness import Box, start_fork, wait
 
 CLASSES = ("ant", "bee", "cow")
-# A frozen backbone: a training takes a fraction of a second.
-FAST = (
-    "--backbone", "embedded", "--image-size", "16", "--tuning", "linear", "--method", "supervised", "--steps", "2",
-    "--batch-size", "2", "--device", "cpu",
-)  # fmt: skip
+# timm's smallest network with random weights: a training takes a fraction of a second.
+SMALL = (
+    "--backbone",
+    "test_vit",
+    "--set",
+    "model.pretrained=false",
+    "--image-size",
+    "32",
+    "--batch-size",
+    "2",
+    "--device",
+    "cpu",
+)
+FAST = (*SMALL, "--tuning", "linear", "--method", "supervised", "--steps", "2")
 # A run that is long enough to be stopped in its middle.
 LONG = (
-    "--backbone", "embedded", "--image-size", "16", "--tuning", "vpt-deep", "--method", "finessl", "--steps", "12",
-    "--batch-size", "2", "--device", "cpu", "--checkpoint-seconds", "0", "--set", "train.epoch_steps=4",
+    *SMALL, "--tuning", "vpt-deep", "--method", "finessl", "--steps", "10", "--checkpoint-seconds", "0", "--set", "train.epoch_steps=4",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import io
 import itertools
@@ -319,81 +320,121 @@ def import_everything() -> None:
     import matplotlib.pyplot  # noqa: F401
     import pyarrow.parquet  # noqa: F401
     import timm  # noqa: F401
+    import typer.main
 
-    import finessl
+    import finessl.cli
 
     for module in pkgutil.walk_packages(finessl.__path__, "finessl."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+    # The parser is built here once, of the same parts and by the same code as in each process of a user.
+    parser = typer.main.get_command(finessl.cli.app)
+    typer.main.get_command = lambda app: parser
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        for argv in (["list", "methods", "--options"], ["train", "--help"], ["split", "--help"]):
+            sys.argv = ["finessl", *argv]
+            with contextlib.suppress(SystemExit):
+                runpy.run_module("finessl", run_name="__main__")
+    gc.freeze()
 
 
 def in_child(function: Callable[[], Any]) -> Any:
     """The result of a function that runs in a forked process."""
-    reader, writer = os.pipe()
-    if not (pid := fork_case(function, writer)):
-        raise AssertionError
-    os.close(writer)
-    with open(reader, "rb") as pipe:
-        content = pipe.read()
-    os.waitpid(pid, 0)
-    if not content:
+    reader, _ = fork(lambda write: write(function()))
+    with open(reader) as pipe:
+        line = pipe.readline()
+    if not line:
         raise RuntimeError("the forked process ended without a result")
-    return json.loads(content)
+    return json.loads(line)
 
 
-def fork_case(function: Callable[[], Any], writer: int) -> int:
+def fork(function: Callable[[Callable[[Any], None]], None]) -> tuple[int, int]:
+    """A process that runs a function of `write`; its pipe, with a line of JSON for each call, and its number."""
+    reader, writer = os.pipe()
     if pid := os.fork():
-        return pid
+        os.close(writer)
+        return reader, pid
     try:
         os.setpgid(0, 0)
-        content = json.dumps(function()).encode()
-        while content:
-            content = content[os.write(writer, content) :]
+        with open(writer, "w", buffering=1) as pipe:
+            function(lambda value: print(json.dumps(value), file=pipe))
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
+@dataclass
+class Worker:
+    """A forked process with a few cases to run: fewer forks of the large process than one for each case."""
+
+    cases: list[tuple[Kind, int]]
+    reader: int
+    pid: int
+    content: bytes = b""
+    since: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def start(cls, cases: list[tuple[Kind, int]], seed: int, base: Path, scratch: Path) -> Worker:
+        def work(write: Callable[[Any], None]) -> None:
+            for chosen, number in cases:
+                write(run_case(chosen, number, seed, base, scratch))
+
+        reader, pid = fork(work)
+        os.set_blocking(reader, False)
+        return cls(list(cases), reader, pid)
+
+    def finished(self) -> Iterator[dict[str, Any]]:
+        """Cases that ended since the last call. One that ends its process or does not end is a fault of its own."""
+        try:
+            data = os.read(self.reader, 1 << 16)
+        except BlockingIOError:
+            data = None
+        if data:
+            *lines, self.content = (self.content + data).split(b"\n")
+            for line in lines:
+                del self.cases[0]
+                self.since = time.monotonic()
+                yield json.loads(line)
+        late = time.monotonic() - self.since > CASE_SECONDS
+        if data == b"" or late:
+            self.stop()
+            if self.cases:
+                chosen, number = self.cases[0]
+                outcome, detail = ("hang" if late else "signal"), "the case itself did not end well"
+                yield {"case": f"{chosen.name}/{number}", "outcome": outcome, "detail": detail, "seconds": 0.0}
+                self.cases.clear()
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.reader)
+
+
+BATCH = 12  # cases of a worker
+
+
 def run_all(kinds: list[Kind], options: Namespace, journal: Journal, base: Path, scratch: Path) -> None:
     cases = (case for case in schedule(kinds) if f"{case[0].name}/{case[1]}" not in journal.rows)
-    running: dict[int, tuple[int, str, float, bytearray]] = {}  # pid → (pipe, case, start, what it wrote)
+    if options.cases is not None:
+        cases = itertools.islice(cases, max(0, options.cases - len(journal.rows)))
+    running: list[Worker] = []
     started, before, shown = time.monotonic(), journal.elapsed, 0.0
     while True:
         elapsed = before + time.monotonic() - started
-        more = elapsed < options.minutes * 60 and (
-            options.cases is None or len(journal.rows) + len(running) < options.cases
-        )
-        if more and len(running) < options.jobs:
-            chosen, number = next(cases)
-            reader, writer = os.pipe()
-            pid = fork_case(lambda c=chosen, n=number: run_case(c, n, options.seed, base, scratch), writer)
-            os.close(writer)
-            os.set_blocking(reader, False)
-            running[pid] = (reader, f"{chosen.name}/{number}", time.monotonic(), bytearray())
-            continue
+        in_time = elapsed < options.minutes * 60
+        while in_time and len(running) < options.jobs and (batch := list(itertools.islice(cases, BATCH))):
+            running.append(Worker.start(batch, options.seed, base, scratch))
+        for worker in running:
+            for row in worker.finished():
+                journal.add(row, elapsed)
+                if not in_time and worker.cases:
+                    worker.cases.clear()
+                    worker.stop()
+        running = [worker for worker in running if worker.cases]
         if not running:
             break
-        for pid, (reader, case, start, content) in list(running.items()):
-            with contextlib.suppress(BlockingIOError):
-                content += os.read(reader, 65536)
-            done, _ = os.waitpid(pid, os.WNOHANG)
-            late = time.monotonic() - start > CASE_SECONDS
-            if not done and not late:
-                continue
-            if late and not done:
-                os.killpg(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-            with contextlib.suppress(BlockingIOError):
-                content += os.read(reader, 65536)
-            os.close(reader)
-            del running[pid]
-            failed = {
-                "case": case,
-                "outcome": "hang" if late else "signal",
-                "detail": "the case itself did not end well",
-            }
-            journal.add(json.loads(content) if content else failed, elapsed)
         if elapsed - shown > 30:
             shown = elapsed
             counts = Counter(row["outcome"] for row in journal.rows.values())

@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from fuzz.base import FAST
+from fuzz.base import FAST, SMALL
 from fuzz.harness import Box, kind
 from fuzz.runs import compare_runs
 
@@ -25,10 +25,7 @@ METHODS = (
     "ifpl",
     "grip",
 )
-COMMON = (
-    "--backbone", "embedded", "--image-size", "16", "--batch-size", "2", "--device", "cpu", "--checkpoint-seconds", "0",
-    "--set", "train.epoch_steps=4",
-)  # fmt: skip
+COMMON = (*SMALL, "--checkpoint-seconds", "0", "--set", "train.epoch_steps=4")
 WAYS = {
     "vpt-deep": ("--tuning", "vpt-deep", "--steps", "10"),
     "lora": ("--tuning", "lora", "--steps", "10"),
@@ -56,7 +53,7 @@ def reference(box: Box, name: str, command: list[object]) -> tuple[Path, float]:
     return kept, float((kept / "seconds").read_text())
 
 
-@kind("kills", 6)
+@kind("kills", 4)
 def kills(box: Box) -> None:
     rng = box.rng
     method, way = rng.choice(METHODS), rng.choice(sorted(WAYS))
@@ -115,7 +112,7 @@ def grids(box: Box) -> None:
     """`compare --jobs 2` killed in the middle, then to its end: each cell as in a grid without a kill."""
     command = ["compare", box.base / "photos", "--methods", "supervised,fixmatch", "--jobs", "2", "--format", "csv",
     "--device", "cpu",
-               "--backbone", "embedded", "--steps", "8", "--set", "data.image_size=16", "--set",
+               "--backbone", "test_vit", "--steps", "8", "--set", "model.pretrained=false", "--set", "data.image_size=32", "--set",
                "train.batch_size=2", "--set", "tuning.length=2"]  # fmt: skip
     whole, seconds = reference(box, "grid", command)
     out = box.folder / "grid"
