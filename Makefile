@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test export-check lint docs clean
+.PHONY: help install demo test fuzz export-check lint docs clean
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -27,6 +27,9 @@ demo: install  ## train on sample images with 4 labels per class, on the CPU (tw
 test: install  ## run every test on the CPU; JOBS=2 is the number of processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
+fuzz: install  ## ten minutes of hostile input; FUZZ="--seed 1 --minutes 60 --only images" for more
+	$(BIN)/python tests/fuzz --jobs $(JOBS) $(FUZZ)
+
 export-check: install  ## export short runs and load them in virtual environments without finessl (downloads torch)
 	$(BIN)/python tools/check_exports.py
 
@@ -39,4 +42,4 @@ docs: $(VENV)/.docs  ## build the documentation as a website in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## remove .venv, runs, site and caches
-	rm -rf $(VENV) runs site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) runs .fuzz site .pytest_cache .mypy_cache .ruff_cache

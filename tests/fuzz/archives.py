@@ -154,10 +154,14 @@ def tar_files(box: Box) -> None:
             odd_member(box, tar)
     if box.rng.random() < 0.4:
         path.write_bytes(spoil(box.rng, path.read_bytes()))
-    before = sorted(map(str, box.folder.rglob("*")))
+    before = outside(box.folder, root)
     try:
         unpack(path, root, "cifar-10-batches-py")
     except FinesslError:
         box.refused = True
-    after = [name for name in map(str, box.folder.rglob("*")) if not Path(name).is_relative_to(root)]
-    box.expect(sorted(after) == [name for name in before if name not in (str(root / "x"),)], f"files outside: {after}")
+    after = outside(box.folder, root)
+    box.expect(after == before, f"files outside of the folder: {sorted(after - before)}")
+
+
+def outside(folder: Path, root: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if not path.is_relative_to(root)}

@@ -31,7 +31,8 @@ SMALL = (
 FAST = (*SMALL, "--tuning", "linear", "--method", "supervised", "--steps", "2")
 # A run that is long enough to be stopped in its middle.
 LONG = (
-    *SMALL, "--tuning", "vpt-deep", "--method", "finessl", "--steps", "10", "--checkpoint-seconds", "0", "--set", "train.epoch_steps=4",
+    *SMALL, "--tuning", "vpt-deep", "--method", "finessl", "--steps", "10", "--checkpoint-seconds", "0",
+    "--set", "train.epoch_steps=4",
 )  # fmt: skip
 
 

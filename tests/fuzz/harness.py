@@ -272,6 +272,8 @@ def run_case(chosen: Kind, number: int, seed: int, base: Path, scratch: Path, ve
         outcome, detail = ("sentence" if box.refused else "ok"), ""
     except Fault as fault:
         outcome, detail = fault.outcome, fault.detail
+    except Exception:
+        outcome, detail = "traceback", f"in the generator: {traceback.format_exc()[-1000:]}"
     if not verbose:
         remove(folder)
     return {"case": f"{chosen.name}/{number}", "outcome": outcome, "detail": detail[:1500],

@@ -49,7 +49,10 @@ def encoded(rng: random.Random, suffix: str) -> bytes:
     if suffix in ("gif", "webp", "png", "tif") and rng.random() < 0.2:
         options |= {"save_all": True, "append_images": [image, image]}
     Image.init()
-    image.save(buffer, Image.EXTENSION[f".{suffix}"], **options)
+    try:
+        image.save(buffer, Image.EXTENSION[f".{suffix}"], **options)
+    except (OSError, ValueError, KeyError):  # what can be written depends on Pillow's version
+        image.convert("RGB").save(buffer, "PNG")
     return buffer.getvalue()
 
 

@@ -77,8 +77,7 @@ def signals(box: Box) -> None:
         ["inspect", photos], ["split", photos], ["predict", box.base / "done", photos, "--device", "cpu"],
         ["evaluate", box.base / "done", "--device", "cpu"], ["report", box.base / "done", "--out",
         box.folder / "r.html"],
-        ["train", photos, "--out", box.folder / "run", *FAST], ["list"], ["figure", "confidence", box.base / "done",
-        "--out", box.folder / "f"],
+        ["train", photos, "--out", box.folder / "run", *FAST], ["list"],
     ))  # fmt: skip
     interrupted(
         box, command, rng.choice((signal.SIGINT, signal.SIGINT, signal.SIGTERM)), rng.uniform(0, 0.5), fresh=False
@@ -110,10 +109,17 @@ def interrupted(box: Box, command: list[object], sent: int, seconds: float, fres
 @kind("grids", 0.1)
 def grids(box: Box) -> None:
     """`compare --jobs 2` killed in the middle, then to its end: each cell as in a grid without a kill."""
-    command = ["compare", box.base / "photos", "--methods", "supervised,fixmatch", "--jobs", "2", "--format", "csv",
-    "--device", "cpu",
-               "--backbone", "test_vit", "--steps", "8", "--set", "model.pretrained=false", "--set", "data.image_size=32", "--set",
-               "train.batch_size=2", "--set", "tuning.length=2"]  # fmt: skip
+    settings = ("model.pretrained=false", "data.image_size=32", "train.batch_size=2", "tuning.length=2")
+    command: list[object] = [
+        "compare",
+        box.base / "photos",
+        "--methods",
+        "supervised,fixmatch",
+        "--backbone",
+        "test_vit",
+    ]
+    command += ["--steps", "8", "--jobs", "2", "--device", "cpu", "--format", "csv"]
+    command += [part for setting in settings for part in ("--set", setting)]
     whole, seconds = reference(box, "grid", command)
     out = box.folder / "grid"
     box.run(*command, "--out", out, interrupt=(signal.SIGKILL, box.rng.uniform(0.3, 1) * seconds))

@@ -12,6 +12,17 @@ import numpy as np
 from fuzz.damage import DEEP, spoil, spoil_tree
 from fuzz.harness import Box, Fault, kind
 
+FIGURES = (
+    "accuracy",
+    "pseudo-labels",
+    "pseudo-label-quality",
+    "confidence",
+    "calibration",
+    "sensitivity",
+    "strategies",
+    "confusion",
+)
+
 
 def damage(box: Box, path: Path) -> bool:
     """Spoil a file; True if its bytes were damaged at random, so that a checksum must notice or nothing may change."""
@@ -74,7 +85,7 @@ def finished_runs(box: Box) -> None:
         result = box.run("report", run, "--out", box.folder / "report.html")
         box.expect(not result.ok or (box.folder / "report.html").stat().st_size > 1000, "an empty report")
     elif verb == "figure":
-        name = box.rng.choice(("confidence", "calibration", "distribution", "pseudo-labels"))
+        name = box.rng.choice(FIGURES)
         box.run("figure", name, run, "--out", box.folder / "figures")
     else:
         box.run("resume", run, "--device", "cpu")
@@ -135,7 +146,7 @@ def groups(box: Box) -> None:
     else:
         box.run(
             "figure",
-            box.rng.choice(("sensitivity", "confidence", "calibration")),
+            box.rng.choice(FIGURES),
             folder,
             "--out",
             box.folder / "figures",

@@ -184,7 +184,7 @@ def strange_run(box: Box, path: Path) -> None:
     content["weights"] = str(path)
     if box.rng.random() < 0.5:
         content["backbone"] = box.rng.choice(
-            (BACKBONE, "hf_hub:stranger/evil", "local-dir:" + str(box.folder), "../x", "", "vit_giant_patch14_dinov2")
+            (BACKBONE, "hf_hub:stranger/evil", "local-dir:" + str(box.folder), "../x", "")
         )
     if box.rng.random() < 0.5:
         key = box.rng.choice(sorted(content))
