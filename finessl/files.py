@@ -72,6 +72,8 @@ def replacing(path: Path) -> Iterator[Path]:
     the power fails; if the block raises, nothing is left of it."""
     if path.exists() and not path.is_file() and not path.is_dir():  # a rename would destroy the device
         raise FinesslError(f"cannot write to {path}: it is a device or a pipe; name a file.")
+    if not path.name:  # "." or "/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial

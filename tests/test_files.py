@@ -125,3 +125,8 @@ def test_devices_and_pipes_are_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(FinesslError, match="a device or a pipe"):
         write_atomically(tmp_path / "pipe", "text")
     assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_is_no_file_to_write() -> None:
+    with pytest.raises(FinesslError, match="It is a folder; name a file"), writing(Path()):
+        write_atomically(Path(), "x")

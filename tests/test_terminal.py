@@ -151,3 +151,16 @@ def test_the_overview_of_the_paper_names_what_is_lacking_once() -> None:
     assert table.header == ["name", "in the paper", "what", "needs"]
     assert "cifar100*" in table.rows[0][-1]
     assert len([note for note in table.notes if "--root cifar100=DIR" in note]) == 1
+
+
+def test_nothing_slow_is_imported_before_ctrl_c_is_taken_over() -> None:
+    """An interrupt in these imports would end in a traceback."""
+    program = "import os, sys; before = set(sys.modules); import finessl.__main__; print(*set(sys.modules) - before)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(finessl.__file__).parents[1],
+    )
+    assert set(done.stdout.split()) <= {"__future__", "finessl", "finessl.errors", "finessl.__main__"}

@@ -9,6 +9,7 @@ import numpy as np
 
 from finessl.data.dataset import Dataset
 from finessl.data.splits import Split
+from finessl.errors import FinesslError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,5 +51,8 @@ def _draw(split: Split, dataset: Dataset, path: Path | None) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
     if path is not None:
-        figure.savefig(path)
+        try:
+            figure.savefig(path)
+        except ValueError as error:  # the suffix is no picture's
+            raise FinesslError(f"cannot draw {path}: {error}") from error
     return figure

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from finessl.data.dataset import Dataset
 from finessl.data.images import ArrayImages
 from finessl.data.splits import make_split
 from finessl.data.splits_figure import draw_split
+from finessl.errors import FinesslError
 
 
 def test_bars_are_the_counts(tmp_path: Path) -> None:
@@ -28,3 +30,5 @@ def test_bars_are_the_counts(tmp_path: Path) -> None:
     assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["class 0", "class 1", "class 2"]
     with Image.open(tmp_path / "split.png") as image:
         assert image.width > 600 and len(image.convert("RGB").getcolors(1 << 20) or []) > 10
+    with pytest.raises(FinesslError, match="cannot draw .*split.xyz: Format 'xyz' is not supported"):
+        draw_split(split, data, tmp_path / "split.xyz")

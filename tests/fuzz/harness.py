@@ -123,6 +123,8 @@ class Box:
             raise Fault("hang", said + f"no end after {COMMAND_SECONDS:.0f} s\n{result.err[:1000]}")
         if any(trace in result.err or trace in result.out for trace in TRACES):
             frames = [line.strip() for line in result.err.splitlines() if "/finessl/" in line]
+            if interrupt and not frames and rc == -signal.SIGINT:
+                return  # Python itself was still starting
             raise Fault("traceback", f"{said}{tail[-300:]}\n{'; '.join(frames[-3:])}")
         if rc < 0 and not (interrupt and -rc in (interrupt[0], signal.SIGKILL)):
             raise Fault("signal", said + f"{signal.Signals(-rc).name} {tail}")
