@@ -68,6 +68,7 @@ class FineSSLClassifier(ClassifierMixin, BaseEstimator):
         cache_features: int | None = None,
         seed: int | None = None,
         settings: dict[str, Any] | None = None,
+        plugins: Sequence[str] | None = None,
         out: str | Path | None = None,
         device: str = "auto",
         quiet: bool = True,
@@ -93,6 +94,7 @@ class FineSSLClassifier(ClassifierMixin, BaseEstimator):
         self.cache_features = cache_features
         self.seed = seed
         self.settings = settings
+        self.plugins = plugins
         self.out = out
         self.device = device
         self.quiet = quiet
@@ -131,6 +133,7 @@ class FineSSLClassifier(ClassifierMixin, BaseEstimator):
                 out=self.out or Path(scratch) / "run",
                 recipe=self.recipe,
                 settings=self.settings,
+                plugins=self.plugins or (),
                 device=self.device,
                 quiet=self.quiet,
                 **options,

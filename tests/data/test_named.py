@@ -186,3 +186,8 @@ def test_parquet(tmp_path: Path, make) -> None:
     (tmp_path / "bad.parquet").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(FinesslError, match="cannot be read as a Parquet table"):
         open_dataset(tmp_path / "bad.parquet")
+
+
+def test_an_empty_name_is_no_folder() -> None:
+    with pytest.raises(FinesslError, match="the name of the data is empty"):
+        open_dataset("")

@@ -328,8 +328,9 @@ def import_everything() -> None:
 
     import finessl.cli
 
-    for module in pkgutil.walk_packages(finessl.__path__, "finessl."):
-        if not module.name.endswith("__main__"):
+    for part in ("analysis", "cli", "data", "methods", "models", "training"):
+        package = importlib.import_module(f"finessl.{part}")
+        for module in pkgutil.walk_packages(package.__path__, f"finessl.{part}."):
             importlib.import_module(module.name)
     # The parser is built here once, of the same parts and by the same code as in each process of a user.
     parser = typer.main.get_command(finessl.cli.app)

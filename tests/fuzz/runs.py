@@ -61,7 +61,12 @@ def files_of(run: Path) -> list[Path]:
 def finished_runs(box: Box) -> None:
     run = box.copy("done")
     path = box.rng.choice(files_of(run))
-    if path.name == "classifier.safetensors" and box.rng.random() < 0.3:
+    if box.rng.random() < 0.05:
+        (run / "evil.py").write_text(f"open({str(box.canary)!r}, 'w')")
+        path = run / "recipe.toml"
+        path.write_text(f'plugins = ["{run / "evil.py"}"]\n' + path.read_text())
+        by_chance = False
+    elif path.name == "classifier.safetensors" and box.rng.random() < 0.3:
         spoil_tensors(box, path)
         by_chance = True
     else:

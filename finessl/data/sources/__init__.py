@@ -71,6 +71,8 @@ def open_dataset(
 
 def recognise(data: str | Path, root: str | Path | None) -> tuple[str, Path | str | None]:
     """(source, path) that `data` and `root` mean."""
+    if not str(data):  # an unset variable of a shell, most likely; Path("") would be the folder that one is in
+        raise FinesslError("the name of the data is empty; give a folder, a table or a data set's name.")
     if str(data).startswith("hf:"):
         return "huggingface", str(data)[3:]
     path, known = Path(data).expanduser(), named_sources()
