@@ -37,7 +37,7 @@ def write_report(
         content = build(outcomes, dataset, progress)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, content)
+        write_atomically(target, content.encode("utf-8", "replace"))  # a page is UTF-8, whatever names its files have
     return target
 
 

@@ -123,8 +123,12 @@ def read_text_features(path: str | Path, classes: Sequence[str]) -> Tensor:
         rows = np.load(path, allow_pickle=False)
         names = path.with_suffix(".json")
         named = json.loads(names.read_text(encoding="utf-8"))["classes"] if names.is_file() else None
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:
         raise FinesslError(f"text features cannot be read from {path}: {error}.") from error
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "fiu" or not np.isfinite(rows).all():
+        raise FinesslError(f"{path} should hold one array of finite numbers.")
+    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        raise FinesslError(f'{names} should hold {{"classes": [names]}}.')
     if rows.ndim != 2 or (named is not None and len(named) != len(rows)):
         raise FinesslError(f"{path} should hold one row per class; its shape is {list(rows.shape)}.")
     if named is None:

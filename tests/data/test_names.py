@@ -37,7 +37,7 @@ def test_inspect_split_train_predict_report(odd: Path, tmp_path: Path) -> None:
         app(list(map(str, command)), standalone_mode=False)
     assert r"br\xf6ken.png" in (run / "skipped.csv").read_text(encoding="utf-8")
     assert read_toml(run / "recipe.toml")["data"]["source"] == str(odd)
-    assert (run / "report.html").exists() and out.read_bytes().count(b"\n") == 3
+    assert (run / "report.html").read_text(encoding="utf-8") and out.read_bytes().count(b"\n") == 3
 
 
 def test_class_names_that_are_no_text_are_refused(odd: Path, make) -> None:

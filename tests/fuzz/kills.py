@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from fuzz.base import FAST, SMALL
-from fuzz.harness import Box, kind
+from fuzz.harness import NOT_BEGUN, Box, kind
 from fuzz.runs import compare_runs
 
 METHODS = (
@@ -97,7 +97,7 @@ def first_moments(box: Box) -> None:
 
 def interrupted(box: Box, command: list[object], sent: int, seconds: float, fresh: bool) -> None:
     result = box.run(*command, interrupt=(sent, seconds), fresh=fresh)
-    if result.rc <= 0:
+    if result.rc <= 0 or result.rc == NOT_BEGUN or "Traceback" in result.err:  # it was faster, or had not begun
         return
     box.expect(
         sent != signal.SIGINT or result.rc == 130 or "stopped at step" in result.err,

@@ -39,10 +39,9 @@ def names(box: Box) -> None:
     data = box.folder / (name if where == "data" else "photos")
     make_photos(data, (name, "bee") if where == "class" else ("ant", "bee"), unlabeled=2, test=1)
     if where == "file":
-        shutil.copy(
-            data / "labeled" / "ant" / "0.png",
-            data / rng.choice(("unlabeled", "labeled/ant", "test/ant")) / f"{name}.png",
-        )
+        name = name.replace("/", "|")
+        folder = data / rng.choice(("unlabeled", "labeled/ant", "test/ant"))
+        shutil.copy(data / "labeled" / "ant" / "0.png", folder / f"{name}.png")
         if rng.random() < 0.3:
             (data / "unlabeled" / f"{name}2.png").write_bytes(b"broken")
     verb = rng.choice(("inspect", "split", "train", "train", "train"))

@@ -124,6 +124,13 @@ def test_text_features_from_a_file(tmp_path: Path) -> None:
         read_text_features(tmp_path / "t.npy", ["cat", "ox"])
     with pytest.raises(FinesslError, match="cannot be read"):
         read_text_features(tmp_path / "none.npy", ["cat"])
+    for wrong in (np.full((3, 2), np.nan), np.full((3, 2), "a")):
+        np.save(tmp_path / "t.npy", wrong)
+        with pytest.raises(FinesslError, match="finite numbers"):
+            read_text_features(tmp_path / "t.npy", ["x", "y", "z"])
+    np.savez(tmp_path / "t.npz", rows=rows)
+    with pytest.raises(FinesslError, match="one array"):
+        read_text_features(tmp_path / "t.npz", ["x", "y", "z"])
 
 
 def test_names_without_a_text_tower(make_vit: Make) -> None:
