@@ -13,6 +13,7 @@ from finessl.analysis.estimate import STRANGE, SecondOpinion
 from finessl.analysis.metrics import Interval
 from finessl.analysis.runs import Outcome, plain
 from finessl.data.dataset import count_of, some
+from finessl.inference.audit import Audit
 
 UNEVEN = 0.10  # of the pseudo-labels in the wrong class's share: worth a warning
 SURER = 0.05  # confidence above accuracy: worth a warning
@@ -64,6 +65,8 @@ def judge(subject: Outcome, others: Sequence[Outcome]) -> Verdict:
             [f"With other test images of the same kind, expect between {span(bounds, ' and ')} (95 % interval)."],
         )  # fmt: skip
         verdict.sentences.append(gain(subject, others))
+        if subject.audit is not None:
+            verdict.sentences.append(f"Audited: {audited(subject.audit)}.")
         return verdict
     if not subject.finished:
         steps, measured = subject.series("test", "accuracy")
@@ -72,7 +75,20 @@ def judge(subject: Outcome, others: Sequence[Outcome]) -> Verdict:
             return Verdict(percent(measured[-1]), f"{text}; the run has not finished", None, float(measured[-1]), True)
         text = f"accuracy: the run has not finished; it came to step {subject.step:,} of {subject.recipe.train.steps:,}"
         return Verdict("unknown", text, None, None, False, ["Run its command again: it resumes from its checkpoint."])
+    if subject.audit is not None:
+        found = subject.audit
+        bounds = Interval(found["low"], found["high"])
+        text = "of the unlabeled images are classified correctly (audited)"
+        return Verdict(percent(found["accuracy"]), text, bounds, found["accuracy"], True, [f"{audited(found)}."])
     return ask_for_audit(subject)
+
+
+def audited(audit: Audit) -> str:
+    interval = span(Interval(audit["low"], audit["high"]), " to ")
+    return (
+        f"a person judged {audit['judged']:,} unlabeled images, chosen at random, on {audit['date']}; "
+        f"{audit['right']:,} were right. Accuracy {percent(audit['accuracy'])}, 95 % interval {interval}"
+    )
 
 
 def gain(subject: Outcome, others: Sequence[Outcome]) -> str:
@@ -145,9 +161,9 @@ def ask_for_audit(subject: Outcome) -> Verdict:
         [
             "The classifier was trained on every label there is, so nothing here can check it. Its own confidence is "
             "usually too high.",
-            "Audit it: choose 50 to 100 images at random, whatever the classifier says of them, label them and put them "
-            f"into folders, one per class. Then run finessl evaluate {subject.path} FOLDER. Use new images, or add "
-            "--include-unlabeled for images that training used without their labels.",
+            f"Audit it: finessl audit {subject.path} -k 100 --out audit.csv chooses unlabeled images at random. Fill in "
+            f"their labels, then run finessl audit {subject.path} --answers audit.csv. Or put new labeled images into "
+            f"folders, one per class: finessl evaluate {subject.path} FOLDER.",
             f"What labels buy, at worst (95 % interval): {buys}.",
         ],
     )  # fmt: skip

@@ -14,6 +14,7 @@ from finessl.analysis import metrics
 from finessl.data.splits import SplitFile
 from finessl.errors import FinesslError
 from finessl.files import read_arrays, read_json
+from finessl.inference.audit import Audit, read_audit
 from finessl.recipe import Recipe
 from finessl.training.rundir import RunDirectory
 
@@ -76,6 +77,14 @@ class Outcome:
             self.missing.insert(
                 0, f"The run has stopped, or still runs, at {where}. Its command, run again, resumes it."
             )
+
+    @cached_property
+    def audit(self) -> Audit | None:
+        try:
+            return read_audit(self.path)
+        except FinesslError as error:
+            self.missing.append(f"The audit is not shown: {error}")
+            return None
 
     # ---- what it is -------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ def options(
 
 
 from finessl.cli import (  # noqa: E402 - each adds its verbs to `app`
+    audit,  # noqa: F401
     benchmarks,  # noqa: F401
     cache,  # noqa: F401
     data,  # noqa: F401

@@ -133,6 +133,8 @@ def predict(
         print(
             f"labeled {sure:,} of {count_of(len(found.rows), 'image')} ({sure / len(found.rows):.1%})", file=sys.stderr
         )
+    if min_confidence is not None:
+        print(stated_error(run, min_confidence), file=sys.stderr)
     if embeddings is not None:
         write_embeddings(found, embeddings)
     if sort_into is not None:
@@ -144,6 +146,24 @@ def predict(
         return
     write_predictions(found, out, excel=excel)
     print(f"{out}: {count_of(len(found.rows), 'prediction')}")
+
+
+def stated_error(run: Path, min_confidence: float) -> str:
+    """What the run's audit says of answers that are this sure."""
+    from finessl.evaluation import run_folder
+    from finessl.inference.audit import error_rate, read_audit
+
+    audit = read_audit(run_folder(run))
+    if audit is None:
+        return f"error rate: not known; measure it with finessl audit {run}"
+    found = error_rate(audit, min_confidence)
+    if found is None:
+        return f"error rate: not known; no audited image has a confidence of {min_confidence:g} or more"
+    wrong, count, (low, high) = found
+    return (
+        f"error rate of these labels: {wrong / count:.1%} (95 % interval {100 * low:.1f}–{100 * high:.1f} %), from "
+        f"{count:,} audited images with a confidence of {min_confidence:g} or more"
+    )
 
 
 def predict_parts(run: Path, images: list[Path], out: Path, **options: Any) -> None:

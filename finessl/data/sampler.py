@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 # One stream of random numbers for each purpose: default_rng([seed, stream, counter]).
-LABELED, UNLABELED, VIEWS, SPLIT, INITIAL, DROPOUT, CACHE = range(7)
+LABELED, UNLABELED, VIEWS, SPLIT, INITIAL, DROPOUT, CACHE, AUDIT = range(8)
 
 
 def generator(seed: int, stream: int, counter: int = 0) -> np.random.Generator:

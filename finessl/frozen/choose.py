@@ -184,4 +184,4 @@ def wilson(right: float, count: int) -> tuple[float, float]:
     share = right / count
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = np.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count**2))) / (1 + z2 / count)
-    return float(max(middle - half, 0.0)), float(min(middle + half, 1.0))
+    return float(max(min(middle - half, share), 0.0)), float(min(max(middle + half, share), 1.0))

@@ -136,7 +136,7 @@ def test_without_test_labels_it_asks_for_an_audit(make_run: Maker) -> None:
     folder = make_run(tested=False)
     page = Page(write_report([folder]))
     assert "not measured accuracy: no test image has a label" in page.text
-    assert "50 to 100 images at random" in page.text and f"finessl evaluate {folder} FOLDER" in page.text
+    assert f"finessl audit {folder} -k 100" in page.text and f"finessl evaluate {folder} FOLDER" in page.text
     assert "50 images give it to ±13 points, 100 images give it to ±10 points, 400 images give it to ±5" in page.text
     assert not re.search(r"[Cc]autious|[Hh]opeful|estimated|\d–\d+ %", page.text)
 

@@ -1,0 +1,66 @@
+"""finessl audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from finessl.cli import app
+
+
+@app.command(no_args_is_help=True)
+def audit(
+    run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
+    count: Annotated[int, typer.Option("--count", "-k", help="Images to judge.", min=1)] = 100,
+    out: Annotated[Path | None, typer.Option(help="CSV to write: number, path, label (empty).")] = None,
+    answers: Annotated[Path | None, typer.Option(help="The CSV with its label column filled in.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
+    weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+) -> None:
+    """Measure accuracy without a test set: judge a random sample of unlabeled images.
+
+    First with --out: write the images to judge. Then with --answers: accuracy with its interval, and a temperature that
+    makes confidence match accuracy. A label that is none of the classes counts as an error of the classifier.
+    """
+    import csv
+    import io
+
+    from finessl.cli.select import check_target
+    from finessl.data.dataset import count_of, some
+    from finessl.errors import FinesslError
+    from finessl.files import write_atomically, writing
+    from finessl.inference.audit import audit_run, sample_images
+    from finessl.training.progress import Display
+
+    if (out is None) == (answers is None):
+        raise FinesslError("give --out FILE to choose images to judge, or --answers FILE with their labels.")
+    if out is not None:
+        check_target(out)
+        paths, classes = sample_images(run, count, seed)
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([("number", "path", "label"), *((i, path, "") for i, path in enumerate(paths, 1))])
+        with writing(out):
+            write_atomically(out, text.getvalue())
+        print(f"{out}: {count_of(len(paths), 'image')} to judge. Classes: {some(classes, 20)}.")
+        print(f"Fill in the label column, then: finessl audit {run} --answers {out}")
+        return
+    assert answers is not None
+    with Display() as display:
+        found = audit_run(
+            run,
+            answers,
+            weights=weights,
+            device=device,
+            progress=lambda done, total: display.update("predicting", done, total),
+        )
+    print(
+        f"audited accuracy: {found['accuracy']:.1%} (95 % interval {100 * found['low']:.1f}–{100 * found['high']:.1f} %), "
+        f"{found['right']:,} of {found['judged']:,} judged images right"
+    )
+    if "temperature" in found:
+        print(f"temperature: {found['temperature']:.2f}, applied by predict from now on")
+    else:
+        print("temperature: unchanged; fitting one takes 30 judged images or more")

@@ -1,0 +1,187 @@
+"""Accuracy without a test set: a random sample of the unlabeled images, judged by a person. `finessl audit RUN`
+
+    finessl audit RUN -k 100 --out audit.csv      the images, in random order, without the classifier's answers
+    finessl audit RUN --answers audit.csv         accuracy with its 95 % interval, from the filled-in label column
+
+RUN/audit.json holds the result: figures, and for every judged image its class, the classifier's answer and confidence.
+The answers are no training labels; the figure stands only for the classifier that was audited.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NotRequired
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from finessl.analysis.metrics import Interval, fit_temperature, softmax, wilson
+from finessl.classifier import Description, load
+from finessl.data.dataset import Dataset, broken_files, some
+from finessl.data.sampler import AUDIT, generator
+from finessl.data.sources.table import read_rows
+from finessl.data.splits import Split
+from finessl.errors import FinesslError
+from finessl.evaluation import predict_images
+from finessl.files import read_arrays, read_json, write_json, writing
+from finessl.training.experiment import open_source
+from finessl.training.rundir import RunDirectory
+
+FILE = "audit.json"
+FEW = 30  # judged images below which neither PPI++ nor a temperature is worth it
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Judged(TypedDict):
+    path: str
+    label: str  # by the person
+    predicted: str
+    confidence: Share  # at the fitted temperature
+
+
+class Audit(TypedDict):
+    """audit.json."""
+
+    date: str
+    judged: Annotated[int, Field(ge=1)]
+    right: Annotated[int, Field(ge=0)]
+    accuracy: Share
+    low: Share
+    high: Share
+    method: str  # wilson, or ppi++
+    unlabeled: int  # images whose confidence PPI++ used
+    temperature: NotRequired[float]
+    images: list[Judged]
+
+
+def sample_images(run: str | Path, count: int, seed: int = 0) -> tuple[list[str], list[str]]:
+    """Paths of `count` unlabeled images in random order, and the classifier's classes."""
+    dataset, split = opened(run)
+    pool = np.setdiff1d(split.unlabeled, split.labeled)
+    if not len(pool):
+        raise FinesslError(f"{run} has no unlabeled image to judge: every image was trained on with its label.")
+    chosen = generator(seed, AUDIT).permutation(pool)[:count]
+    return [dataset.train.key(int(i)) for i in chosen], split.classes
+
+
+def audit_run(
+    run: str | Path,
+    answers: Path,
+    *,
+    weights: str | None = None,
+    device: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """Compare the classifier with the answers; write RUN/audit.json and, with enough of them, the temperature."""
+    folder = RunDirectory(run)
+    dataset, split = opened(run)
+    positions, labels = judged_images(answers, dataset, split)
+    classifier = load(run, weights=weights, device=device)
+    logits, read = [], np.zeros(len(positions), bool)
+    broken: list[tuple[str, str]] = []
+    for done, found, failures in predict_images(
+        classifier, dataset.train.take(positions), progress, answer=classifier.logits
+    ):
+        logits.append(found)
+        read[done] = True
+        broken += [(dataset.train.key(int(positions[i])), reason) for i, reason in failures]
+    if not read.any():
+        raise FinesslError(f"no judged image can be read: {broken_files(broken)}")
+    z, labels = np.concatenate(logits), [label for label, there in zip(labels, read, strict=True) if there]
+    keys = [dataset.train.key(int(i)) for i in positions[read]]
+    number = {name: k for k, name in enumerate(classifier.classes)}
+    truth = np.array([number.get(label, -1) for label in labels])  # −1: of none of the classes
+    predicted = z.argmax(1)
+    right = predicted == truth
+    # the same confidence for judged and other images; `unlabeled.npz` holds it at temperature 1
+    others = unlabeled_confidence(folder)
+    accuracy, interval, method = estimate(right, softmax(z).max(1), others)
+    temperature = fit_temperature(z[truth >= 0], truth[truth >= 0]) if (truth >= 0).sum() >= FEW else None
+    confidence = softmax(z / (temperature or classifier.temperature)).max(1)
+    result: Audit = {
+        "date": datetime.date.today().isoformat(),
+        "judged": len(right),
+        "right": int(right.sum()),
+        "accuracy": accuracy,
+        "low": interval.low,
+        "high": interval.high,
+        "method": method,
+        "unlabeled": len(others) if method == "ppi++" else 0,
+        "images": [
+            {"path": key, "label": label, "predicted": classifier.classes[k], "confidence": float(c)}
+            for key, label, k, c in zip(keys, labels, predicted, confidence, strict=True)
+        ],
+    }
+    with writing(folder.path):
+        if temperature is not None:
+            result["temperature"] = temperature
+            description = read_json(folder.classifier / "classifier.json", Description)
+            write_json(folder.classifier / "classifier.json", {**description, "temperature": temperature})
+        write_json(folder.path / FILE, result)
+    return result
+
+
+def estimate(right: np.ndarray, confidence: np.ndarray, others: np.ndarray) -> tuple[float, Interval, str]:
+    """Accuracy and its 95 % interval from n judged images and the confidence of N others (PPI++, Angelopoulos 2023).
+
+    a = λ·mean(c_N) + mean(r − λ·c),  λ = cov(r, c) / ((1 + n/N)·var(c)),  within 0 … 1
+    Wilson's interval where images are few, or all (or none) are right.
+    """
+    n, hits = len(right), int(right.sum())
+    if n < FEW or hits in (0, n) or len(others) < FEW:
+        return hits / n, wilson(hits, n), "wilson"
+    r, c = right.astype(float), confidence.astype(float)
+    variance = float(c.var(ddof=1))
+    share = float(np.cov(r, c)[0, 1]) / ((1 + n / len(others)) * variance) if variance > 0 else 0.0
+    share = min(max(share, 0.0), 1.0)
+    accuracy = share * float(others.mean()) + float((r - share * c).mean())
+    error = math.sqrt((r - share * c).var(ddof=1) / n + share**2 * others.var(ddof=1) / len(others))
+    low, high = accuracy - 1.959964 * error, accuracy + 1.959964 * error
+    return min(max(accuracy, 0.0), 1.0), Interval(max(low, 0.0), min(high, 1.0)), "ppi++"
+
+
+def error_rate(audit: Audit, min_confidence: float) -> tuple[int, int, Interval] | None:
+    """Wrong answers among judged images at or above a confidence, their number, and the interval of the error rate."""
+    sure = [image for image in audit["images"] if image["confidence"] >= min_confidence]
+    if not sure:
+        return None
+    wrong = sum(image["label"] != image["predicted"] for image in sure)
+    return wrong, len(sure), wilson(wrong, len(sure))
+
+
+def read_audit(run: str | Path) -> Audit | None:
+    """RUN/audit.json, if there is one."""
+    file = Path(run) / FILE
+    return read_json(file, Audit) if file.is_file() else None
+
+
+def opened(run: str | Path) -> tuple[Dataset, Split]:
+    folder = RunDirectory(run)
+    dataset = open_source(folder.recipe())
+    return dataset, Split.load(folder.split_file, dataset)
+
+
+def judged_images(answers: Path, dataset: Dataset, split: Split) -> tuple[np.ndarray, list[str]]:
+    """Positions and labels of the rows that have a label. Images that were trained on with a label are refused."""
+    rows = read_rows(answers)
+    named = {Path(p).as_posix(): label for p, label in zip(rows.paths, rows.labels, strict=True) if label}
+    if not named:
+        raise FinesslError(f"{answers} holds no answer: fill in the column label.")
+    pool = np.setdiff1d(split.unlabeled, split.labeled)
+    where = {dataset.train.key(int(i)): int(i) for i in pool}
+    if odd := [path for path in named if path not in where]:
+        raise FinesslError(
+            f"{answers} names {len(odd):,} images that are not among the run's unlabeled images: {some(odd)}. "
+            "Answers for images that were trained on with a label say nothing."
+        )
+    return np.array([where[path] for path in named], np.int64), list(named.values())
+
+
+def unlabeled_confidence(run: RunDirectory) -> np.ndarray:
+    """Confidence of a sample of the unlabeled images, as the run recorded it; empty where it did not."""
+    file = run.path / "unlabeled.npz"
+    return read_arrays(file, "confidence")["confidence"].astype(float) if file.is_file() else np.empty(0)
