@@ -62,7 +62,7 @@ def check(classifier: Classifier) -> None:
             f"tuning {tuning.name} adds computation that a plain timm model does not have, so it cannot be merged into "
             f"its weights (lora, ssf, bitfit, norm, bn, linear, full and lp-ft can). {INSTEAD}"
         )
-    if not isinstance(head, LinearHead):
+    if type(head) is not LinearHead:  # a subclass computes more
         raise FinesslError(
             f"the {classifier.description['head']['name']} head divides each image's features by their length, which "
             "timm's linear classifier cannot do: its logits would differ from image to image. Train with --head "

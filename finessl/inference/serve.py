@@ -52,6 +52,7 @@ class Limits:
     queue: int = 1024  # images that wait or are computed, over all requests
     images: int = 256  # images in one request
     megabytes: float = 64  # of one request
+    held_megabytes: float = 1024  # of all requests that are being received and decoded
     seconds: float = 60  # for a request to arrive
 
 
@@ -119,6 +120,7 @@ class Service:
     ) -> None:
         self.classifier, self.limits, self.token, self.local = classifier, limits, token, local
         self.decoders = ThreadPoolExecutor(usable_cores(), "decode")
+        self.held = 0  # bytes of the requests that are being received and decoded
 
     def app(self) -> Starlette:
         routes = [
@@ -154,17 +156,20 @@ class Service:
     async def post_predict(self, request: Request) -> JSONResponse:
         self.admit(request)
         top = self.read_top(request)
+        request.state.held = 0
         try:
             async with asyncio.timeout(self.limits.seconds):
                 files = await self.read_files(request)
+            names, images = [name for name, _ in files], await self.decode(files)
+            del files
         except TimeoutError as error:
             raise HTTPException(408, f"the request took over {self.limits.seconds:g} s to arrive.") from error
-        images = await self.decode(files)
+        finally:
+            self.held -= request.state.held
         try:
             probabilities = await self.batcher.submit(images)
         except Busy as error:
-            raise HTTPException(503, "too many images are waiting; try again.", {"Retry-After": "1"}) from error
-        names = [name for name, _ in files]
+            raise busy() from error
         rows = [self.answer(name, row, top) for name, row in zip(names, probabilities, strict=True)]
         return JSONResponse({"predictions": rows})
 
@@ -215,13 +220,17 @@ class Service:
             size += len(chunk)
             if size > most:
                 raise too_large
+            self.held += len(chunk)
+            request.state.held += len(chunk)
+            if self.held > self.limits.held_megabytes * 1e6:
+                raise busy()
             chunks.append(chunk)
         return b"".join(chunks)
 
     async def decode(self, files: list[tuple[str, bytes]]) -> list[np.ndarray]:
         loop, size = asyncio.get_running_loop(), self.classifier.image_size
         if len(files) + self.batcher.pending > self.limits.queue:  # before the work of decoding
-            raise HTTPException(503, "too many images are waiting; try again.", {"Retry-After": "1"})
+            raise busy()
 
         def read(content: bytes) -> np.ndarray:
             return squash(decode(content, square=size), size)
@@ -246,6 +255,10 @@ class Service:
         host = HOST.fullmatch(request.headers.get("host", ""))
         if self.local and not (host and is_loopback(host[1])):
             raise HTTPException(403, "this server answers to localhost only.")
+
+
+def busy() -> HTTPException:
+    return HTTPException(503, "too many images are waiting; try again.", {"Retry-After": "1"})
 
 
 async def show_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -152,6 +152,7 @@ def test_timm_loads_the_merged_model(tuning: str, make_run: MakeRun, shapes: Pat
         ("vpt-deep", "linear", "cannot be merged"),
         ("adaptformer", "linear", "cannot be merged"),
         ("lora", "cosine", "length"),
+        ("lora", "centred", "length"),
     ],
 )
 def test_timm_refuses_what_it_cannot_hold(

@@ -159,6 +159,14 @@ def test_busy_server_answers_503(classifier: finessl.Classifier, files: list[Pat
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
 
 
+def test_memory_of_requests_is_bounded(classifier: finessl.Classifier, files: list[Path]) -> None:
+    service = Service(classifier, Limits(held_megabytes=0.001))
+    with TestClient(service.app(), base_url=URL) as client:
+        assert client.post("/predict", content=bytes(2000)).status_code == 503
+        assert client.post("/predict", content=b"small, no image").status_code == 400
+        assert service.held == 0, "what a refused request held is given back"
+
+
 def test_bad_arguments(make_run: MakeRun) -> None:
     run = str(make_run())
     listener = bind("127.0.0.1", 0)
