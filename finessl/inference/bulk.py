@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import multiprocessing
@@ -389,12 +390,12 @@ def run_local(settings: Settings, tasks: list[Task], jobs: int) -> Iterator[tupl
             running[pool.submit(run_part, part, target)] = number
 
     try:
-        submit(task for task, _ in zip(left, range(2 * jobs), strict=False))  # file lists travel when they are needed
+        submit(itertools.islice(left, 2 * jobs))  # file lists travel when they are needed
         while running:
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in ended:
                 yield running.pop(future), future.result()
-            submit(task for _, task in zip(ended, left, strict=False))
+            submit(itertools.islice(left, len(ended)))
     except BrokenProcessPool as error:
         raise FinesslError(
             "a worker process ended unexpectedly (out of memory?). Run the same command again, with fewer --jobs: "

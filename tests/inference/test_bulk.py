@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,16 @@ def running_in(session: int) -> list[str]:
             if int(its) == session and state != "Z":
                 found.append((process / "cmdline").read_text().replace("\0", " "))
     return found
+
+
+def test_every_part_is_carried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "ProcessPoolExecutor", lambda jobs, *_: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(bulk, "run_part", lambda part, target: f"{part.source}: full" if target == "7" else None)
+    settings = bulk.Settings("", None, "cpu", "fp32", 1, None, "", 1)
+    for count in (2, 4, 5, 23):
+        tasks = [(number, bulk.Part("tar", "x"), str(number)) for number in range(count)]
+        ended = dict(bulk.run_local(settings, tasks, jobs=2))
+        assert ended == {number: "x: full" if number == 7 else None for number in range(count)}
 
 
 def test_inputs_are_cut_the_same_way(

@@ -146,6 +146,21 @@ def test_timm_loads_the_merged_model(tuning: str, make_run: MakeRun, shapes: Pat
     assert card.startswith("---\ntags:\n") and "library_name: timm" in card
 
 
+def test_timm_logits_are_calibrated(make_run: MakeRun, shapes: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(make_run(), run)
+    file = run / "classifier" / "classifier.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "temperature": 2.0}))
+    assert export_run(run, tmp_path / "timm", format="timm").agreement == 1.0
+    classifier = finessl.load(run, device="cpu", precision="fp32")
+    model = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    image = shapes / "test" / "down" / "00.png"
+    with torch.no_grad():
+        probabilities = model(transform(Image.open(image).convert("RGB")).unsqueeze(0)).softmax(1).numpy()
+    np.testing.assert_allclose(probabilities, classifier.predict_proba(image), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("tuning", "head", "reason"),
     [
