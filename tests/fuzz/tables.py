@@ -136,7 +136,7 @@ def write_parquet(rng: random.Random, table: Path, rows: list[list[str]], intact
         count, k = len(rows), rng.randrange(width)
         odd = rng.choice((
             lambda: pa.array([datetime.date(2020, 1, 1)] * count),
-            lambda: pa.array([2**62] * count, pa.timestamp("s")),
+            lambda: pa.array([2**55] * count, pa.timestamp("ms")),
             lambda: pa.array([-(2**62)] * count, pa.timestamp("us", "Europe/Berlin")),
             lambda: pa.array([1.5, *[float("nan")] * (count - 1)]),
             lambda: pa.array([[1, 2]] * count),
