@@ -18,7 +18,7 @@ from finessl.data.dataset import Dataset
 from finessl.data.splits import make_split
 from finessl.errors import FinesslError
 from finessl.frozen.choose import DEFAULT, Pile, choose_solver
-from finessl.frozen.features import encode_images
+from finessl.frozen.features import FrozenEncoder, encode_images
 from finessl.frozen.select import Strategy, select_images
 from finessl.frozen.solvers import feature_centre, prepare
 from finessl.models.backbones import create_backbone
@@ -53,14 +53,12 @@ def measure(
 ) -> list[Row]:
     if dataset.test is None or dataset.test_labels is None or (dataset.train_labels < 0).any():
         raise FinesslError(f"{dataset.name}: this needs a label for every image, and test images.")
-    model = create_backbone(backbone, weights=weights)
+    encoder = FrozenEncoder(create_backbone(backbone, weights=weights), device, precision)
     found = []
     for part, images in (("train", dataset.train), ("test", dataset.test)):
         features = encode_images(
             images,
-            model,
-            device=device,
-            precision=precision,
+            encoder,
             progress=lambda done, total, part=part: progress(f"encoding {part} images", done, total),  # type: ignore[misc]
         )
         dataset.exclude(part, features.failures)

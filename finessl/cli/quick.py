@@ -121,7 +121,7 @@ def show(answer: Any, out: Path | None) -> None:
         interval = row["interval"]
         cells = [row["backbone"]] if several else []
         cells += [
-            SOLVERS.get(row["solver"], row["solver"]) + (" *" if row["chosen"] else ""),
+            (row["solver"] if several else SOLVERS.get(row["solver"], row["solver"])) + (" *" if row["chosen"] else ""),
             "–" if row["held_out"] is None else f"{row['held_out']:.1%}",
             "–" if interval is None else f"{100 * interval[0]:.0f}–{100 * interval[1]:.0f} %",
         ]

@@ -39,7 +39,7 @@ def select(
     Fill in the label column, then: finessl train DATA --labels FILE (or finessl quick DATA --labels FILE).
     """
     from finessl.data.dataset import count_of
-    from finessl.frozen.features import encode_images
+    from finessl.frozen.features import FrozenEncoder, encode_images
     from finessl.frozen.select import select_images
     from finessl.models.backbones import candidate_backbones, create_backbone
     from finessl.training.loop import resolve_device
@@ -53,9 +53,7 @@ def select(
         images, ids, classes, notes = open_images(data, root, labels)
         features = encode_images(
             images,
-            create_backbone(name, weights=file),
-            device=target,
-            precision=resolve_precision(precision, target),
+            FrozenEncoder(create_backbone(name, weights=file), target, resolve_precision(precision, target)),
             progress=lambda done, total: display.update(f"{name}: encoding images", done, total),
         )
         found = select_images(

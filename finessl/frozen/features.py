@@ -63,22 +63,19 @@ class Features:
 
 def encode_images(
     images: Images,
-    backbone: Backbone,
+    encoder: FrozenEncoder,
     *,
-    device: torch.device,
-    precision: str = "fp32",
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> Features:
     """Features of all images: from the cache where they are, computed and added to it where they are not.
 
-    precision: fp32, or bf16 for a backbone in half precision.   cache_dir: instead of the user's cache folder.
+    cache_dir: instead of the user's cache folder.
     """
-    encoder = FrozenEncoder(backbone, device, precision)
     keys, failures = digests(images)
     folder = (cache_dir or cache_folder()) / "features" / encoder.identity()
     with locked(folder):  # a second process waits, and then finds the rows of the first
-        store = FeatureStore(folder, backbone.dim, encoder.description())
+        store = FeatureStore(folder, encoder.backbone.dim, encoder.description())
         place = store.find(keys)
         readable = np.asarray(keys.any(1))
         _, first = np.unique(as_text(keys), return_index=True)  # equal images are encoded once
@@ -121,9 +118,12 @@ def digests(images: Images) -> tuple[np.ndarray, list[tuple[int, str]]]:
 
 
 class FrozenEncoder:
-    """A backbone that only computes: images → features, in batches, with the next batch decoded meanwhile."""
+    """A backbone that only computes: images → features, in batches, with the next batch decoded meanwhile.
 
-    def __init__(self, backbone: Backbone, device: torch.device, precision: str) -> None:
+    precision: fp32, or bf16 for a backbone in half precision. The backbone is converted: use it here alone.
+    """
+
+    def __init__(self, backbone: Backbone, device: torch.device, precision: str = "fp32") -> None:
         self.backbone, self.device, self.precision = backbone, device, precision
         self.weights = backbone.sha256()  # before it is converted
         self.batch = BATCH.get(device.type, 32)

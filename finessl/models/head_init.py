@@ -100,13 +100,15 @@ def text_weights(text: Tensor, backbone: Backbone) -> Tensor:
     return F.normalize(text.float() @ projection_to(text.shape[1], backbone).T, dim=1)
 
 
-def embed_names(backbone: Backbone, classes: Sequence[str], template: str = TEMPLATE) -> Tensor:
+def embed_names(
+    backbone: Backbone, classes: Sequence[str], template: str = TEMPLATE, needed_by: str = "--head-init text"
+) -> Tensor:
     """[C, text dim]: normalised text features of the class names, by open_clip's text tower."""
     if "{}" not in template:
         raise FinesslError(f"the prompt template {template!r} has no {{}} for the class name.")
     model, tokenizer = load_text_tower(
         backbone,
-        needed_by="--head-init text",
+        needed_by=needed_by,
         instead="Give its features in a file (--text-features FILE.npy, one row per class), or another head start.",
     )
     names = [template.format(spoken(label)) for label in classes]

@@ -22,7 +22,7 @@ from finessl.data.splits import Split
 from finessl.errors import FinesslError
 from finessl.files import write_arrays, write_atomically, writing
 from finessl.frozen.choose import Candidate, Choice, Pile, better, calibrate, choose_solver
-from finessl.frozen.features import encode_images
+from finessl.frozen.features import FrozenEncoder, encode_images
 from finessl.frozen.solvers import Solution, feature_centre, prepare
 from finessl.models.backbones import Backbone, create_backbone
 from finessl.models.head_init import embed_names, read_text_features, text_weights
@@ -100,22 +100,20 @@ def quick(
     encoded = []
     for name, weights in backbones:
         backbone = create_backbone(name, weights=weights, image_size=recipe.data.image_size)
-        sha256, begun = backbone.sha256(), time.monotonic()
+        encoder, begun = FrozenEncoder(backbone, target, precision), time.monotonic()
         found, count = {}, 0
         for part, images in (("train", dataset.train), ("test", dataset.test)):
             if images is not None:
                 label = f"{name}: encoding {part} images"
                 features = encode_images(
                     images,
-                    backbone,
-                    device=target,
-                    precision=precision,
+                    encoder,
                     progress=lambda done, total, label=label: display.update(label, done, total),  # type: ignore[misc]
                 )
                 dataset.exclude(part, features.failures)
                 found[part] = features.rows
                 count += features.encoded
-        encoded.append((name, weights, backbone, sha256, found, time.monotonic() - begun, count))
+        encoded.append((name, weights, backbone, encoder.weights, found, time.monotonic() - begun, count))
 
     split = make_or_load_split(recipe, dataset, None, False)
     labels, pile = split.labels(dataset), np.union1d(split.labeled, split.unlabeled)
@@ -183,7 +181,7 @@ def text_solution(backbone: Backbone, classes: Sequence[str], file: str | None) 
 
     if alias_of(backbone.name).text is None:
         return None
-    text = read_text_features(file, classes) if file else embed_names(backbone, classes)
+    text = read_text_features(file, classes) if file else embed_names(backbone, classes, needed_by="zero-shot")
     weight = text_weights(text, backbone)
     return Solution(weight, torch.zeros(len(classes)), 100.0)
 

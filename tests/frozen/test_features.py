@@ -38,8 +38,8 @@ def images_of(root: Path) -> FileImages:
     return FileImages(root, PathTable.of(names, [os.path.getsize(root / name) for name in names]))
 
 
-def encode(images, **more) -> Features:  # type: ignore[no-untyped-def]
-    return encode_images(images, create_backbone("embedded"), device=CPU, **more)
+def encode(images, precision: str = "fp32", **more) -> Features:  # type: ignore[no-untyped-def]
+    return encode_images(images, FrozenEncoder(create_backbone("embedded"), CPU, precision), **more)
 
 
 def store_folder(cache: Path) -> Path:
@@ -66,6 +66,16 @@ def test_second_time_nothing_is_encoded(tmp_path: Path) -> None:
     assert again.encoded == 0
     assert isinstance(again.rows, np.memmap)
     assert_array_equal(again.rows, first.rows)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_one_encoder_keeps_one_store(tmp_path: Path, own_cache: Path, precision: str) -> None:
+    """Converting the weights does not make another backbone of it."""
+    encoder = FrozenEncoder(create_backbone("embedded"), CPU, precision)
+    encode_images(folder(tmp_path / "photos", 2), encoder)
+    encode_images(folder(tmp_path / "more", 3), encoder)
+    assert store_folder(own_cache).is_dir()
+    assert encode(images_of(tmp_path / "more"), precision).encoded == 0
 
 
 def test_moved_and_renamed_files_keep_their_features(tmp_path: Path) -> None:
