@@ -5,8 +5,9 @@
     typical   the most typical image of each cluster, large clusters first (TypiClust, Hacohen et al. 2022)
     random    the baseline
 
-Herding picks greedily, so the order is a ranking: any prefix of the list is a good choice of that size. It compares
-candidates with a random sample of the set (REFERENCE images), and by submodularity only few candidates at each pick.
+Herding picks greedily, so the order is a ranking: any prefix of the list is a good choice of that size. In a large set it
+chooses among a random sample (CANDIDATES images) and compares with another one (REFERENCE), so that its cost does not grow
+with the set. By submodularity only few gains are computed again at each pick.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ Strategy = Literal["herding", "typical", "random"]
 
 WIDTH = 1.0  # h of the kernel exp(−‖a − b‖² / h²) on unit features
 REFERENCE = 10_000  # images that stand for the whole set
+CANDIDATES = 20_000  # images to choose from, or four times as many as are asked for
 FRESH = 64  # candidates whose gain is computed at a time
 DUPLICATE = 0.98  # cosine above which an image is a near-duplicate of one that is chosen or labeled
 CLUSTERS = 500  # at most
@@ -115,32 +117,32 @@ class Picker:
 def herd(picker: Picker, count: int, weights: Tensor | None, seed: int, progress: Progress | None = None) -> None:
     """Greedy maximisation of C(L) = Σ_j u_j max_{i ∈ L} k(x_j, x_i) over the reference images j."""
     x = picker.x
-    generator = torch.Generator().manual_seed(seed)
-    sample = torch.randperm(len(x), generator=generator)[:REFERENCE].to(x.device)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
+    sample, pool = order[:REFERENCE], order[: max(CANDIDATES, 4 * count)].sort().values
     reference = x[sample]
     u = x.new_ones(len(sample)) if weights is None else weights[sample]
     covered = x.new_zeros(len(sample))
     for part in x[picker.labeled].split(FRESH) if len(picker.labeled) else ():
         covered = torch.maximum(covered, kernel(part, reference).amax(0))
-    size = max((1 << 24) // max(len(sample), 1), 1)  # rows of the kernel per block
-    gains = x.new_empty(len(x))
-    for start in range(0, len(x), size):
-        gains[start : start + size] = gain(x[start : start + size], reference, covered, u)
+    gains, done = x.new_empty(len(pool)), 0
+    for part in pool.split(max((1 << 24) // max(len(sample), 1), 1)):  # rows of the kernel per block
+        gains[done : done + len(part)] = gain(x[part], reference, covered, u)
+        done += len(part)
         if progress:
-            progress("comparing images", min(start + size, len(x)), len(x))
-    gains[picker.taken] = -1.0
-    fresh = torch.full((len(x),), -1, dtype=torch.int64, device=x.device)  # pick at which a gain was computed
+            progress("comparing images", done, len(pool))
+    gains[picker.taken[pool]] = -1.0
+    fresh = torch.full((len(pool),), -1, dtype=torch.int64, device=x.device)  # pick at which a gain was computed
     while len(picker.chosen) < count:
         top = gains.topk(min(FRESH, len(gains)))
         if float(top.values[0]) < 0:
             break  # nothing is left
-        stale = top.indices[(fresh[top.indices] != len(picker.chosen)) & (top.values >= 0)]
-        if len(stale) and int(fresh[top.indices[0]]) != len(picker.chosen):
-            gains[stale] = gain(x[stale], reference, covered, u)
+        if int(fresh[top.indices[0]]) != len(picker.chosen):  # gains only shrink: the first fresh one is the largest
+            stale = top.indices[(fresh[top.indices] != len(picker.chosen)) & (top.values >= 0)]
+            gains[stale] = gain(x[pool[stale]], reference, covered, u)
             fresh[stale] = len(picker.chosen)
             continue
-        best = int(top.indices[0])
-        gains[best] = -1.0
+        best = int(pool[top.indices[0]])
+        gains[top.indices[0]] = -1.0
         if picker.add(best):
             covered = torch.maximum(covered, kernel(x[best : best + 1], reference)[0])
             if progress:
