@@ -8,15 +8,29 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from finessl.errors import FinesslError
 from finessl.terminal import discard_stdout, prepare_streams
 
+# In the order of the work, for --help: look at the data, train, measure, use; then grids of runs, then the rest.
+VERBS = (
+    "demo", "inspect", "quick", "select", "train", "resume", "evaluate", "audit", "predict", "report", "export", "serve",
+    "compare", "paper", "figure", "split", "probe", "list", "doctor", "cache", "bench",
+)  # fmt: skip
+
+
+class InOrderOfWork(typer.core.TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=VERBS.index)
+
+
 app = typer.Typer(
     name="finessl",
+    cls=InOrderOfWork,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain help: at 80 columns, panels leave a third of the width for the text

@@ -20,7 +20,7 @@ def audit(
     weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
-    """Measure accuracy without a test set: judge a random sample of unlabeled images.
+    """Measure accuracy without a test set, by a judged random sample.
 
     First with --out: write the images to judge. Then with --answers: accuracy with its interval, and a temperature that
     makes confidence match accuracy. A label that is none of the classes counts as an error of the classifier.
