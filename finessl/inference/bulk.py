@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 
 from finessl.classifier import Classifier, load, usual_precision
 from finessl.data.dataset import count_of, some
@@ -123,7 +124,7 @@ def predict_bulk(
         max(usable_cores() // jobs, 1),
     )
     parts = cut(inputs)
-    with writing(out, AGAIN):
+    with writing(out, AGAIN), alone(out):
         open_folder(out, settings, parts, classifier)
         waiting = [number for number in range(len(parts)) if not part_file(out, number).exists()]
         done = len(parts) - len(waiting)
@@ -217,6 +218,25 @@ def open_folder(out: Path, settings: Settings, parts: list[Part], classifier: Cl
         raise FinesslError(f"{out} exists already and holds no predictions; choose another --out.")
     out.mkdir(parents=True, exist_ok=True)
     write_json(manifest, {**about, "classes": classifier.classes, "parts": len(parts)})
+
+
+@contextlib.contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Only one command at a time writes to a folder."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out.with_name(f".{out.name}.lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise FinesslError(
+            f"another command is writing to {out}; wait for its end, or choose another --out."
+        ) from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(lock.lock_file)
+        lock.release()
 
 
 def part_file(out: Path, number: int) -> Path:

@@ -179,6 +179,12 @@ def test_other_settings_are_refused(whole: Path, make_run: MakeRun, shards: Path
         predict_bulk(make_run(), [shards], tmp_path / "mine", device="cpu")
 
 
+def test_one_command_writes_to_a_folder(make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+    with bulk.alone(tmp_path / "out"), pytest.raises(FinesslError, match="another command is writing"):
+        predict_bulk(make_run(), [shards], tmp_path / "out", device="cpu", jobs=1)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_cut_shard_fails_alone(make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(shards, data)
