@@ -230,8 +230,8 @@ def test_inspect(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     for finding in (
         "3 classes, 9 labeled",
-        "3 cannot be read",
-        "1 test images that are also in the training set",
+        "3 broken",
+        "1 test image is also in the training set",
         "leak.png",
     ):
         assert finding in text
