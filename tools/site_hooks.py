@@ -23,6 +23,7 @@ OUTSIDE_DOCS = (  # pages, and files that pages link to
     "CHANGELOG.md",
     "CITATION.cff",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "benchmarks/README.md",
     "examples/arrays.py",
     "examples/own_images.py",
