@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -47,6 +48,8 @@ def evaluate_run(
     data: str | None = None,
     *,
     root: str | None = None,
+    path_column: str | None = None,
+    label_column: str | None = None,
     weights: str | None = None,
     device: str = "auto",
     include_unlabeled: bool = False,
@@ -66,10 +69,11 @@ def evaluate_run(
             raise FinesslError(
                 f"{data} has no test images. Accuracy on the training images would say nothing: the classifier was "
                 "trained on them. Put labeled images that training has not seen into test/CLASS/, or name a folder of "
-                f"them: finessl evaluate {run} DATA."
+                f"them: finessl evaluate {shlex.quote(str(run))} DATA."
             )
     else:
-        dataset = open_dataset(data, root=root)
+        columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column}
+        dataset = open_dataset(data, root=root, **{name: value for name, value in columns.items() if value is not None})
     images, use, truth = labeled_images(dataset, classifier, data)
 
     notes, left_out = [], 0
@@ -82,7 +86,7 @@ def evaluate_run(
         if count := int((seen != NEW).sum()):
             notes.append(
                 f"{count:,} of these test images {'is' if count == 1 else 'are'} also in the training data, so the "
-                f"accuracy is overstated. finessl inspect {data} names them."
+                f"accuracy is overstated. finessl inspect {shlex.quote(data)} names them."
             )
     else:
         keep = seen < (LABELED if include_unlabeled else UNLABELED)

@@ -22,8 +22,10 @@ def nearest(name: object, names: Iterable[str]) -> str:
 class Registry:
     """name → ("module:attribute", "one-line summary")."""
 
-    def __init__(self, kind: str, entries: Mapping[str, tuple[Target, str]]) -> None:
+    def __init__(self, kind: str, entries: Mapping[str, tuple[Target, str]], *, plugins: bool = True) -> None:
+        """plugins: may plug-ins add entries?"""
         self.kind = kind
+        self.plugins = plugins
         self.entries = dict(entries)
 
     def __contains__(self, name: object) -> bool:
@@ -34,8 +36,8 @@ class Registry:
     def __getitem__(self, name: str) -> Any:
         if name not in self:
             raise FinesslError(
-                f"unknown {self.kind} {name!r}{nearest(name, self.entries) or '.'} Known: {', '.join(self.entries)}. "
-                "One of your own comes from a plug-in: --plugin FILE.py."
+                f"unknown {self.kind} {name!r}{nearest(name, self.entries) or '.'} Known: {', '.join(self.entries)}."
+                f"{' One of your own comes from a plug-in: --plugin FILE.py.' if self.plugins else ''}"
             )
         target = self.entries[name][0]
         if not isinstance(target, str):

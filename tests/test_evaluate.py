@@ -73,11 +73,23 @@ def test_leaked_test_images_are_counted(tiny_run: Path, shapes: Path, tmp_path: 
     """A test image that is also a training image overstates the accuracy of a run's own test set."""
     from .conftest import TINY
 
-    shutil.copytree(shapes, tmp_path / "photos")
-    shutil.copy(tmp_path / "photos/train/down/00.png", tmp_path / "photos/test/down/00.png")
-    app(["train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"), "-n", "4", *TINY], standalone_mode=False)
+    photos = tmp_path / "my photos"
+    shutil.copytree(shapes, photos)
+    shutil.copy(photos / "train/down/00.png", photos / "test/down/00.png")
+    app(["train", str(photos), "--out", str(tmp_path / "run"), "-n", "4", *TINY], standalone_mode=False)
     (note,) = evaluate(capsys, tmp_path / "run")["notes"]
     assert note.startswith("1 of these test images is also in the training data")
+    assert f"finessl inspect '{photos}'" in note  # a command that a shell takes
+
+
+def test_table_with_columns_of_other_names(tiny_run: Path, shapes: Path, tmp_path: Path, capsys: Capture) -> None:
+    shutil.copytree(shapes / "test", tmp_path / "new")
+    files = sorted((tmp_path / "new").rglob("*.png"))
+    rows = [f"{file.relative_to(tmp_path)};{file.parent.name}" for file in files]
+    (tmp_path / "new.csv").write_text("\n".join(["file;kind", *rows]))
+    app(["evaluate", str(tiny_run), str(tmp_path / "new.csv"), "--path-column", "file", "--label-column", "kind",
+         "--json"], standalone_mode=False)  # fmt: skip
+    assert json.loads(capsys.readouterr().out)["images"] == len(files)
 
 
 def test_data_that_is_gone_is_said(tiny_run: Path, shapes: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -83,6 +83,30 @@ def test_again_leaves_the_finished_run(run: Path, shapes: Path) -> None:
     assert (run / "meta.json").read_bytes() == before
 
 
+def test_resume_leaves_it(run: Path) -> None:
+    before = {file: file.read_bytes() for file in run.iterdir() if file.is_file()}
+    assert "is finished: nothing to do" in run_verb("resume", run)
+    assert before == {file: file.read_bytes() for file in run.iterdir() if file.is_file()}
+
+
+def test_counts_are_those_of_training(shapes: Path) -> None:
+    """Labeled images are not counted as unlabeled ones."""
+    images = len(list((shapes / "train").rglob("*.png")))
+    classes = len(list((shapes / "train").iterdir()))
+    said = run_verb("quick", shapes, "-n", 4, "--backbone", "embedded")
+    assert f"{4 * classes} labeled, {images - 4 * classes} unlabeled" in said
+
+
+def test_table_with_columns_of_other_names(shapes: Path, tmp_path: Path) -> None:
+    shutil.copytree(shapes / "train", tmp_path / "new")
+    files = sorted((tmp_path / "new").rglob("*.png"))
+    rows = [f"{file.relative_to(tmp_path)};{file.parent.name}" for file in files]
+    (tmp_path / "new.csv").write_text("\n".join(["file;kind", *rows]))
+    columns = ("--path-column", "file", "--label-column", "kind")
+    said = run_verb("quick", tmp_path / "new.csv", *columns, "-n", 4, "--backbone", "embedded")
+    assert f"12 labeled, {len(files) - 12} unlabeled" in said
+
+
 def test_other_labels_in_the_same_place_are_refused(run: Path, shapes: Path) -> None:
     with pytest.raises(FinesslError, match="another recipe|other data"):
         run_verb("quick", shapes, "-n", 5, "--backbone", "embedded", "--out", run, "-q")

@@ -35,6 +35,10 @@ def test_lookup_is_lazy_and_helpful() -> None:
     assert "broken" in things and things.summary("broken") == "never"
     with pytest.raises(FinesslError, match="unknown thing 'decimals'; did you mean decimal"):
         things["decimals"]
+    with pytest.raises(FinesslError, match="plug-in"):
+        things["decimals"]
+    with pytest.raises(FinesslError, match=r"Known: a\.$"):  # plug-ins add none of these
+        Registry("form", {"a": ("decimal:Decimal", "")}, plugins=False)["b"]
     things.register("mine", Thing, "a class itself")
     assert things["mine"] is Thing
 

@@ -21,7 +21,7 @@ FIGURES = Registry(
     {
         "accuracy": (HERE + "accuracy", "test accuracy over training"),
         "pseudo-labels": (HERE + "pseudo_labels", "how often each class is the pseudo-label (figure 2, left)"),
-        "confidence-by-labels": (HERE + "confidence_by_labels", "mean confidence against labels a class, with and "
+        "confidence-by-labels": (HERE + "confidence_by_labels", "mean confidence against labels per class, with and "
                                  "without DLS (figure 2, right)"),
         "pseudo-label-quality": (HERE + "pseudo_label_quality", "accuracy and entropy of pseudo-labels over training "
                                  "(figure 3, a and b)"),
@@ -31,6 +31,7 @@ FIGURES = Registry(
         "strategies": (HERE + "strategies", "accuracy of tuning strategies or backbones as bars (figure 1)"),
         "confusion": (HERE + "confusion", "which classes the last run takes for which"),
     },
+    plugins=False,
 )  # fmt: skip
 
 

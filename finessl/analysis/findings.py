@@ -17,6 +17,7 @@ from finessl.inference.audit import Audit
 
 UNEVEN = 0.10  # of the pseudo-labels in the wrong class's share: worth a warning
 SURER = 0.05  # confidence above accuracy: worth a warning
+SETTLED = 0.10  # the 95 % interval of confidence minus accuracy is within ± this: calibration can be judged
 WEAK = 0.5  # recall below this share of the mean recall: a weak class
 TEST_PART = 4  # place of the test images in a data fingerprint, after its version (`finessl.data.dataset.PARTS`)
 AUDIT = (50, 100, 400)  # labeled images for which the report says how exact an audit is
@@ -224,6 +225,9 @@ def overconfident(subject: Outcome) -> Finding | None:
         return Finding("watch", "Overconfident", f"{text}: multiply its confidence by {kappa:.2f}.")
     if right - sure > SURER and high < 0:
         return Finding("note", "Too modest", f"{text}: its answers deserve more trust than they claim.")
+    if max(-low, high) > SETTLED:
+        few = f"{count_of(len(test.correct), 'test image')} {'is' if len(test.correct) == 1 else 'are'} too few"
+        return Finding("note", "Calibration not known", f"{text}. {few} to say whether its confidence can be trusted.")
     return Finding("good", "Confidence means what it says", f"{text}.")
 
 

@@ -91,7 +91,8 @@ def heading(subject: Outcome, others: Sequence[Outcome]) -> Html:
     recipe, meta = subject.recipe, subject.meta
     against = f", next to {', '.join(o.label for o in others)}" if others else ""
     facts = [f"{len(subject.classes):,} classes"] if subject.classes else []
-    facts += [f"{meta[name]:,} {name}" for name in ("labeled", "unlabeled", "test") if meta.get(name)]
+    counts = {"labeled": "labeled", "unlabeled": "used without labels", "test": "test"}
+    facts += [f"{meta[name]:,} {words}" for name, words in counts.items() if meta.get(name)]
     facts.append(f"{recipe.model.backbone} with {recipe.tuning.name}")
     return el(
         "header",

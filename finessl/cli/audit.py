@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +46,9 @@ def audit(
         with writing(out):
             write_atomically(out, text.getvalue())
         print(f"{out}: {count_of(len(paths), 'image')} to judge. Classes: {some(classes, 20)}.")
-        print(f"Fill in the label column, then: finessl audit {run} --answers {out}")
+        print(
+            f"Fill in the label column, then: finessl audit {shlex.quote(str(run))} --answers {shlex.quote(str(out))}"
+        )
         return
     assert answers is not None
     with Display() as display:

@@ -26,7 +26,7 @@ def step(
     tuning: Annotated[str, typer.Option(help="Tuning strategy.")] = "vpt-deep",
     method: Annotated[str, typer.Option(help="Method.")] = "finessl",
     image_size: Annotated[int | None, typer.Option(help="Pixels at the input.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Labeled images a step.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Labeled images per step.")] = 32,
     strong_views: Annotated[int, typer.Option(help="Strong views per unlabeled image.")] = 2,
     classes: Annotated[int, typer.Option(help="Classes.")] = 100,
     source_size: Annotated[int, typer.Option(help="Pixels of the stored images.")] = 32,
@@ -61,7 +61,7 @@ def step(
         print(json.dumps(result.as_dict()))
         return
     about = result.as_dict()
-    print(f"{backbone} at {about['image_size']} px, {tuning}, {method}: {about['images']} images a step")
+    print(f"{backbone} at {about['image_size']} px, {tuning}, {method}: {about['images']} images per step")
     print(f"on {about['device']} in {about['precision']}\n")
     total = sum(result.parts.values())
     for name, value in result.parts.items():
@@ -124,7 +124,7 @@ def tuning(
     backbone: Annotated[str, typer.Option(help="Alias or timm name; random weights.")] = "clip-vit-b16",
     tunings: Annotated[str, typer.Option(help="Names separated by commas, or 'all' that fit.")] = "all",
     image_size: Annotated[int | None, typer.Option(help="Pixels at the input.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Labeled images a step.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Labeled images per step.")] = 32,
     strong_views: Annotated[int, typer.Option(help="Strong views per unlabeled image.")] = 2,
     repeats: Annotated[int, typer.Option(help="Steps to time.")] = 10,
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile.")] = None,
@@ -174,7 +174,7 @@ def augment(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Milliseconds a view, against Pillow transforms in the main process."""
+    """Milliseconds per view, against Pillow transforms in the main process."""
     from dataclasses import asdict
 
     from finessl.bench.augment import bench_augment
@@ -185,7 +185,7 @@ def augment(
         print(json.dumps([asdict(row) for row in rows]))
         return
     print(f"{size}-px views of {source_size}-px images, {batch} at a time\n")
-    print(f"{'view':<10}{'ours':>10}{'Pillow':>10}{'ratio':>8}   (ms a view)")
+    print(f"{'view':<10}{'ours':>10}{'Pillow':>10}{'ratio':>8}   (ms per view)")
     for row in rows:
         print(f"{row.view:<10}{row.ours:>10.3f}{row.pillow:>10.3f}{row.ratio:>8.1f}")
 
@@ -195,10 +195,10 @@ def data(
     data: Annotated[str, typer.Argument(help="Folder or table of images; 'synthetic' writes JPEGs of 500×375.")] = (
         "synthetic"
     ),
-    root: Annotated[str | None, typer.Option(help="Where a named data set lies.")] = None,
-    images: Annotated[int, typer.Option(help="At most so many images, at even distances.")] = 256,
+    root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
+    images: Annotated[int, typer.Option(help="Maximum number of images, evenly spaced over the data.")] = 256,
     size: Annotated[int, typer.Option(help="Pixels of a view.")] = 224,
-    batch_size: Annotated[int, typer.Option(help="Labeled images a step, and as many unlabeled ones.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Labeled images per step, and as many unlabeled ones.")] = 32,
     strong_views: Annotated[int, typer.Option(help="Strong views per unlabeled image.")] = 2,
     repeats: Annotated[int, typer.Option(help="Times to do each part; the median counts.")] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",

@@ -33,6 +33,8 @@ def split(
     ] = True,
 ) -> None:
     """Show or save which images are labeled."""
+    import shlex
+
     from finessl.api import make_recipe
     from finessl.data.splits_figure import draw_split
     from finessl.files import writing
@@ -61,7 +63,7 @@ def split(
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             made.save(out)
-        print(f"split: {out}   (finessl train {data} --split {out})")
+        print(f"split: {out}   (finessl train {shlex.quote(data)} --split {shlex.quote(str(out))})")
     target = picture or (out.with_suffix(".png") if out is not None else None)
     if target is not None:
         with writing(target):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from finessl.cli import app
-from finessl.cli.train import Plugins
+from finessl.cli.train import LABEL_COLUMN_HELP, PATH_COLUMN_HELP, Plugins
 
 if TYPE_CHECKING:
     from finessl.evaluation import Evaluation
@@ -24,6 +24,8 @@ def evaluate(
         ),
     ] = None,
     root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
+    path_column: Annotated[str | None, typer.Option(help=PATH_COLUMN_HELP)] = None,
+    label_column: Annotated[str | None, typer.Option(help=LABEL_COLUMN_HELP)] = None,
     include_unlabeled: Annotated[
         bool,
         typer.Option(
@@ -52,6 +54,8 @@ def evaluate(
             run,
             data,
             root=root,
+            path_column=path_column,
+            label_column=label_column,
             weights=weights,
             device=device,
             include_unlabeled=include_unlabeled,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from finessl.cli import app
-from finessl.cli.train import Plugins
+from finessl.cli.train import LABEL_COLUMN_HELP, PATH_COLUMN_HELP, Plugins
 
 Text = str | None
 Texts = list[str] | None
@@ -40,10 +40,16 @@ def resume(
     from finessl import plugins
     from finessl.cli.train import show_summary
     from finessl.training.loop import Settings, train
+    from finessl.training.quick import METHOD as QUICK
     from finessl.training.rundir import RunDirectory
 
     plugins.load(plugin or ())
-    meta = train(RunDirectory(run).recipe(), run, Settings(device=device, quiet=quiet))
+    directory = RunDirectory(run)
+    recipe = directory.recipe()
+    if recipe.method.name == QUICK and directory.finished():  # no training method: there is nothing to resume
+        note(f"{run} is finished: nothing to do. finessl quick wrote it.")
+        return
+    meta = train(recipe, run, Settings(device=device, quiet=quiet))
     if meta and not quiet:
         show_summary(run, meta)
 
@@ -58,6 +64,8 @@ def compare(
     axis: Annotated[Texts, typer.Option(help="Any recipe field as an axis: --axis method.alpha=2,4,8")] = None,
     recipe: Annotated[Text, typer.Option(help="Recipe file or name. (default: demo's for sample)")] = None,
     root: Annotated[Text, typer.Option(help="Folder containing the named data set.")] = None,
+    path_column: Annotated[Text, typer.Option(help=PATH_COLUMN_HELP)] = None,
+    label_column: Annotated[Text, typer.Option(help=LABEL_COLUMN_HELP)] = None,
     labels_per_class: Annotated[
         int | None,
         typer.Option("--labels-per-class", "-n", help="Keep N labels per class and treat the rest as unlabeled."),
@@ -111,7 +119,15 @@ def compare(
     settings = dict(map(parse_setting, set_ or []))
     base = make_recipe(
         recipe or ("demo" if data == "sample" else None),
-        dict(root=root, labels_per_class=labels_per_class, backbone=backbone, weights=weights, steps=steps),
+        dict(
+            root=root,
+            path_column=path_column,
+            label_column=label_column,
+            labels_per_class=labels_per_class,
+            backbone=backbone,
+            weights=weights,
+            steps=steps,
+        ),
         {"data.source": data, **settings},
         plugins=plugin or (),
         check=False,

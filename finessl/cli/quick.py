@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from finessl.cli import app
-from finessl.cli.train import DATA_HELP
+from finessl.cli.train import DATA_HELP, LABEL_COLUMN_HELP, PATH_COLUMN_HELP
 
 Text = str | None
 WEIGHTS_HELP = "A backbone's weights file, NAME=FILE; repeat for several. (default: the hub's cache)"
@@ -25,6 +25,8 @@ def quick(
     out: Annotated[Path | None, typer.Option(help="Run directory to write. (default: only print the table)")] = None,
     labels: Annotated[Text, typer.Option(help=LABELS_HELP)] = None,
     root: Annotated[Text, typer.Option(help="Folder containing the named data set.")] = None,
+    path_column: Annotated[Text, typer.Option(help=PATH_COLUMN_HELP)] = None,
+    label_column: Annotated[Text, typer.Option(help=LABEL_COLUMN_HELP)] = None,
     test: Annotated[Text, typer.Option(help="Folder or table of labeled images to test on.")] = None,
     labels_per_class: Annotated[
         int | None,
@@ -60,7 +62,8 @@ def quick(
     from finessl.training.quick import quick as run
 
     fields: dict[str, Any] = dict(
-        root=root, test=test, labels=labels, labels_per_class=labels_per_class, split=split, image_size=image_size,
+        root=root, path_column=path_column, label_column=label_column, test=test,
+        labels=labels, labels_per_class=labels_per_class, split=split, image_size=image_size,
         seed=seed, precision=precision,
     )  # fmt: skip
     recipe = make_recipe(None, fields, {"data.source": data, **dict(map(parse_setting, set_ or []))})
@@ -100,6 +103,9 @@ def named_files(given: list[str]) -> dict[str, str]:
 
 
 def show(answer: Any, out: Path | None) -> None:
+    import shlex
+
+    import numpy as np
     from rich.table import Table
 
     from finessl.frozen.choose import SOLVERS
@@ -110,7 +116,7 @@ def show(answer: Any, out: Path | None) -> None:
     several, tested = len(answer.solved) > 1, any(row["test"] is not None for row in rows)
     title = (
         f"{answer.dataset.name}: {len(split.classes)} classes, {len(split.labeled):,} labeled, "
-        f"{len(split.unlabeled):,} unlabeled"
+        f"{len(np.setdiff1d(split.unlabeled, split.labeled)):,} unlabeled"
     )
     shown = Table(title=title, title_justify="left")
     for name in (*(["backbone"] if several else []), "method"):
@@ -138,4 +144,4 @@ def show(answer: Any, out: Path | None) -> None:
     if answer.dataset.excluded:
         printer.print(f"{len(answer.dataset.excluded):,} images are left out, broken or in no class folder.")
     if out is not None:
-        printer.print(f"run: {out}   (finessl predict {out} IMAGES…)")
+        printer.print(f"run: {out}   (finessl predict {shlex.quote(str(out))} IMAGES…)")

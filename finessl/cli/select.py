@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +83,7 @@ def select(
         print(f"Only {count_of(len(rows), 'image')} are left to choose from.")
     known = int((ids >= 0).sum())
     print(f"{out}: {count_of(len(rows), 'image')} to label, by {strategy} on {name}; {known:,} have a label.")
-    print(f"Fill in the label column, then: finessl quick {data} --labels {out}")
+    print(f"Fill in the label column, then: finessl quick {shlex.quote(data)} --labels {shlex.quote(str(out))}")
 
 
 def open_images(data: str, root: str | None, labels: str | None) -> tuple[Images, np.ndarray, list[str], list[str]]:

@@ -131,6 +131,8 @@ def default_out(data: str, method: str, seed: int) -> Path:
 
 
 def show_summary(folder: Path, meta: dict[str, Any]) -> None:
+    import shlex
+
     from rich.table import Table
 
     from finessl.terminal import console
@@ -143,5 +145,5 @@ def show_summary(folder: Path, meta: dict[str, Any]) -> None:
     table.add_row("used with / without label", f"{meta['labeled']:,} / {meta['unlabeled']:,} images")
     table.add_row("trained parameters", f"{meta['trained_parameters']:,} of {meta['parameters']:,}")
     table.add_row("time", f"{meta['seconds']:,.0f} s on {meta['device']}")
-    table.add_row("use it", f"finessl predict {folder} IMAGES…")
+    table.add_row("use it", f"finessl predict {shlex.quote(str(folder))} IMAGES…")
     console().print(table)

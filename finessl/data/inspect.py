@@ -91,7 +91,7 @@ def report(
         *size_summary(sizes[good]),
         broken=[(key(i), reason) for i, reason in broken],
         broken_test=sum(i >= train for i, _ in broken),
-        excluded=list(dataset.excluded),
+        excluded=[(name, reason) for name, reason in dataset.excluded if name not in unreadable],  # encoding adds those
         notes=list(dataset.notes),
         damaged=sorted((name, text) for name, text in warned.items() if name not in unreadable),
         duplicates=[keys(inside) for group in same if len(inside := group[group < train]) > 1],

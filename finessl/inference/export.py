@@ -52,6 +52,7 @@ FORMATS = Registry(
         "pt2": ("finessl.inference.export_pt2:write", "model.pt2, for PyTorch alone; every tuning and head"),
         "timm": ("finessl.inference.export_timm:write", "timm's folder; tuning that merges into weights, linear head"),
     },
+    plugins=False,
 )
 
 

@@ -109,6 +109,20 @@ def test_warnings(make_run: Maker) -> None:
     assert "2 classes are never predicted" in page.text and "No test image is called ash, cedar" in page.text
 
 
+def test_calibration_is_praised_only_where_the_test_images_suffice(make_run: Maker) -> None:
+    """Confidence 0.8 and accuracy 5/6: 18 images cannot tell, 1,800 can."""
+    folder = make_run()
+    arrays = dict(np.load(folder / "predictions.npz"))
+    for repeats, title in ((1, "Calibration not known"), (100, "Confidence means what it says")):
+        logits = np.log(np.full((18, 3), 0.1))
+        labels = np.arange(18) % 3
+        logits[np.arange(18), np.where(np.arange(18) < 15, labels, (labels + 1) % 3)] = np.log(0.8)
+        arrays["logits"], arrays["labels"] = np.tile(logits, (repeats, 1)), np.tile(labels, repeats)
+        arrays["index"] = np.arange(18 * repeats)
+        np.savez(folder / "predictions.npz", **arrays)
+        assert title in Page(write_report([folder], images=False)).text
+
+
 def test_novel_images_and_their_auroc(make_run: Maker) -> None:
     row = diagnostics(10, [4, 3, 3])
     row["weight"]["novel"] = [0] * 20 + [5] + [0] * 19 + [5] + [0] * 59  # bins 20 and 40; known: 6 in 60, 4 in 20

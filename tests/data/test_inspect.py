@@ -75,6 +75,13 @@ def test_everything_that_is_wrong(messy: Path) -> None:
     assert "1 image is smaller than 32 pixels" in text
 
 
+def test_broken_files_are_advised_on_once(messy: Path) -> None:
+    """Encoding for --backbone leaves broken images out of the data set; they are still one finding."""
+    dataset = open_dataset(messy)
+    dataset.excluded.append(("train/cat/broken.png", "not an image"))
+    assert report(dataset).advice == report(open_dataset(messy)).advice
+
+
 def test_every_finding_has_its_advice(messy: Path) -> None:
     text = report(open_dataset(messy)).advice
     for part in (

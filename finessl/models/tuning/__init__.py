@@ -20,7 +20,7 @@ TUNINGS = Registry(
         "vpt-shallow": (f"{_HERE}.vpt:ShallowPrompts", "visual prompts at the first layer"),
         "lora": (f"{_HERE}.lora:LoRA", "low-rank change of the query and value matrices"),
         "adapter": (f"{_HERE}.adapter:Adapter", "bottleneck after each MLP"),
-        "adaptformer": (f"{_HERE}.adaptformer:AdaptFormer", "bottleneck beside each MLP"),
+        "adaptformer": (f"{_HERE}.adaptformer:AdaptFormer", "bottleneck in parallel to each MLP"),
         "ssf": (f"{_HERE}.ssf:ScaleShift", "scale and shift of the features"),
         "bitfit": (f"{_HERE}.bitfit:BitFit", "the biases"),
         "norm": (f"{_HERE}.norm:Norm", "the weights and biases of the norms"),
