@@ -23,9 +23,7 @@ Ratio = Annotated[float, Field(ge=1, le=10**6)]
 def given(dataset: Dataset, draw: Draw) -> Parts:
     """What the data says: its labels, and all images as unlabeled."""
     if dataset.given is None:
-        raise FinesslError(
-            f"{dataset.name} has a label for every image; say how many to keep in each class (labels_per_class)."
-        )
+        raise FinesslError(every_image_has_a_label(dataset))
     return Parts(np.flatnonzero(dataset.given & (dataset.train_labels >= 0)), everything(dataset))
 
 
@@ -153,10 +151,14 @@ def everything(dataset: Dataset) -> np.ndarray:
     return np.arange(len(dataset.train))
 
 
+def every_image_has_a_label(dataset: Dataset) -> str:
+    return (
+        f"{dataset.name} has a label for every image. Say how many labels per class to keep: --labels-per-class N (in "
+        "Python labels_per_class=N). The other images are used without their labels."
+    )
+
+
 def at_least_one(dataset: Dataset, labels_per_class: int | None) -> int:
     if labels_per_class is None:
-        raise FinesslError(
-            f"{dataset.name} has a label for every image; say how many to keep in each class (labels_per_class), "
-            "the others are hidden."
-        )
+        raise FinesslError(every_image_has_a_label(dataset))
     return labels_per_class

@@ -123,8 +123,8 @@ def test_a_class_without_labels_is_an_error() -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({}, "say how many to keep in each class"),
-        ({"kind": "given"}, "say how many to keep in each class"),
+        ({}, "keep: --labels-per-class N"),
+        ({"kind": "given"}, "keep: --labels-per-class N"),
         ({"labels_per_class": 3}, "too few labels in 1 of 2 classes: c1 has 2 of 3"),
         ({"labels_per_class": 0}, "labels_per_class = 0 should be an integer between 1"),
         ({"labels_per_class": "many"}, "labels_per_class = 'many' should be an integer"),
