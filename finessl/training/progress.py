@@ -6,12 +6,34 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 from rich.text import Text
 
 from finessl.terminal import console as make_console
 
 LINE_SECONDS = 30  # between two lines of progress where there is no terminal
+WIDE = 100  # columns of a terminal that has room for a long bar
+
+
+class NoteColumn(TextColumn):
+    """The last column: the only one that is cut where the terminal is too narrow for all."""
+
+    def __init__(self) -> None:
+        super().__init__("{task.fields[note]}", markup=False, table_column=Column(no_wrap=False))
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
 
 
 class Display:
@@ -23,11 +45,11 @@ class Display:
         self.live = not quiet and self.console.is_terminal
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=24 if self.console.width >= WIDE else 8),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
+            NoteColumn(),
             console=self.console,
             transient=True,
             disable=not self.live,
