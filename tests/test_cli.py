@@ -275,3 +275,12 @@ def test_mistake_without_traceback(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 1 and done.stderr.startswith("finessl: ") and "Traceback" not in done.stderr
+
+
+def test_a_run_is_named_after_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from finessl.cli.train import default_out
+
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path / "photos")
+    assert default_out(".", "finessl", 0) == Path("runs/photos-finessl-s0")
+    assert default_out("../photos/", "finessl", 0) == Path("runs/photos-finessl-s0")

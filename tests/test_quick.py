@@ -74,7 +74,9 @@ def test_predict_and_report(run: Path, shapes: Path, tmp_path: Path) -> None:
         assert len(list(csv.DictReader(file))) == 8
     page = tmp_path / "report.html"
     run_verb("report", run, "--out", page)
-    assert "of 24 test images" in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert "of 24 test images" in text
+    assert "the accuracy that fine-tuning has to beat" in text and "--method supervised" not in text
 
 
 def test_again_leaves_the_finished_run(run: Path, shapes: Path) -> None:

@@ -96,6 +96,10 @@ def gain(subject: Outcome, others: Sequence[Outcome]) -> str:
     """Against labeled images alone. Only a run that differs in nothing but the method can tell."""
     if subject.recipe.method.name == "supervised":
         return "It learned from the labeled images alone: this is the accuracy that unlabeled images have to beat."
+    if subject.recipe.method.name == "quick":
+        return (
+            "It was solved on frozen features, without fine-tuning: this is the accuracy that fine-tuning has to beat."
+        )
     baselines = [o for o in reversed(others) if o.recipe.method.name == "supervised"]
     if not baselines:
         return (

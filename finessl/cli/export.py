@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from finessl.cli import app
+from finessl.cli.train import Plugins
 
 
 @app.command(no_args_is_help=True)
@@ -20,14 +21,17 @@ def export(
     precision: Annotated[str, typer.Option(help="Numbers of the onnx model: fp32, fp16 or int8.")] = "fp32",
     opset: Annotated[int | None, typer.Option(help="ONNX opset. (default: 18)", show_default=False)] = None,
     weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Write a finished run as files that need no finessl.
 
     The files are compared with the run on real images first. Nothing is written if they do not agree.
     """
+    from finessl import plugins
     from finessl.inference.export import export_run
     from finessl.training.progress import Display
 
+    plugins.load(plugin or ())
     with Display() as display:
         found = export_run(run, out, format=format, precision=precision, opset=opset, weights=weights, say=display.say)
     print(f"{out}: {found}")

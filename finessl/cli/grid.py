@@ -29,6 +29,9 @@ Gpus = Annotated[float | None, typer.Option(help="Ray: GPUs per cell, or a fract
 @app.command(no_args_is_help=True)
 def resume(
     run: Annotated[Path, typer.Argument(help="Run directory with a recipe.toml.", show_default=False)],
+    data: Annotated[Text, typer.Option(help="Folder or table with the data, if it moved.")] = None,
+    root: Annotated[Text, typer.Option(help="Folder containing the named data set, if it moved.")] = None,
+    weights: Annotated[Text, typer.Option(help="The backbone's weights, if they moved.")] = None,
     plugin: Plugins = None,
     device: Device = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
@@ -39,6 +42,7 @@ def resume(
     """
     from finessl import plugins
     from finessl.cli.train import show_summary
+    from finessl.recipe import Recipe, override
     from finessl.training.loop import Settings, train
     from finessl.training.quick import METHOD as QUICK
     from finessl.training.rundir import RunDirectory
@@ -49,6 +53,11 @@ def resume(
     if recipe.method.name == QUICK and directory.finished():  # no training method: there is nothing to resume
         note(f"{run} is finished: nothing to do. finessl quick wrote it.")
         return
+    moved = {"data.source": data, "data.root": root, "model.weights": weights}
+    if given := {name: place for name, place in moved.items() if place is not None}:
+        tree = recipe.tree()
+        override(tree, given, "finessl resume")
+        recipe = Recipe.from_tree(tree, check=False)
     meta = train(recipe, run, Settings(device=device, quiet=quiet))
     if meta and not quiet:
         show_summary(run, meta)

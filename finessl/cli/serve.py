@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from finessl.cli import app
+from finessl.cli.train import Plugins
 
 
 @app.command(no_args_is_help=True)
@@ -28,6 +29,7 @@ def serve(
     max_mb: Annotated[float, typer.Option(help="Megabytes per request.", min=0.001)] = 64,
     queue: Annotated[int, typer.Option(help="Images waiting over all requests; more are refused.", min=1)] = 1024,
     weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+    plugin: Plugins = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     provider: Annotated[
         str | None, typer.Option(help="ONNX Runtime's execution provider: CPU, CUDA … (default: CPU)")
@@ -39,6 +41,7 @@ def serve(
     """
     import secrets
 
+    from finessl import plugins
     from finessl.errors import FinesslError
     from finessl.inference.serve import Limits, Service, bind, is_loopback, open_classifier
     from finessl.inference.serve import serve as run_server
@@ -50,6 +53,7 @@ def serve(
         raise FinesslError(
             f"--queue {queue} is below --max-images {max_images}: such a request could never be answered."
         )
+    plugins.load(plugin or ())
     listener = bind(host, port)
     classifier = open_classifier(run, weights=weights, device=device, provider=provider)
     if not local and token is None:

@@ -127,7 +127,7 @@ def train(
 
 
 def default_out(data: str, method: str, seed: int) -> Path:
-    return Path("runs") / f"{Path(data).stem or 'data'}-{method}-s{seed}"
+    return Path("runs") / f"{Path(data).stem or Path(data).resolve().name or 'data'}-{method}-s{seed}"
 
 
 def show_summary(folder: Path, meta: dict[str, Any]) -> None:

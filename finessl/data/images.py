@@ -11,7 +11,7 @@ import stat
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -135,9 +135,12 @@ def formats() -> tuple[str, ...]:
     """Those of FORMATS that this installation reads."""
     Image.init()
     if HEIC <= EXTENSIONS:
-        import pillow_heif
+        with suppress(
+            ImportError
+        ):  # installed, but its library cannot be loaded: HEIC files are then called unreadable
+            import pillow_heif
 
-        pillow_heif.register_heif_opener()
+            pillow_heif.register_heif_opener()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +65,13 @@ def test_with_the_package_they_are_images(photos: Path) -> None:
     assert np.abs(data.train.read(4).astype(int) - pixels).mean() < 6
     with pytest.raises(ImageError):
         data.train.read(6)
+
+
+def test_a_broken_pillow_heif_leaves_the_other_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "EXTENSIONS", images.EXTENSIONS | images.HEIC)
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # its import raises ImportError
+    images.formats.cache_clear()
+    try:
+        assert "JPEG" in images.formats()
+    finally:
+        images.formats.cache_clear()

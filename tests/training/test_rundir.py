@@ -20,6 +20,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import finessl
+import finessl.cli
 from finessl.errors import FinesslError
 from finessl.training import checkpoint
 from finessl.training.loop import train
@@ -313,6 +314,14 @@ def test_moved_data_resumes_and_is_recorded(
     assert result(run) == result(made_runs / "finished")
     assert RunDirectory(run).recipe().data.source == "photos/"
     assert train(quick_recipe("photos"), run, QUICK)["finished"]
+
+
+def test_resume_takes_the_new_place_of_moved_data(copy_of: Copy, made_runs: Path, photos: Path, tmp_path: Path) -> None:
+    run, moved = copy_of("stopped"), tmp_path / "moved"
+    photos.rename(moved)
+    finessl.cli.app(["resume", str(run), "--data", str(moved), "--device", "cpu", "-q"], standalone_mode=False)
+    assert result(run)[0] == result(made_runs / "finished")[0]  # the classifier; metrics are logged more often there
+    assert RunDirectory(run).recipe().data.source == str(moved)
 
 
 def test_finished_run_of_other_data_is_not_taken_for_this_one(copy_of: Copy, photos: Path) -> None:
