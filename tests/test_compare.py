@@ -28,6 +28,8 @@ TINY = [
     "--set", "tuning.length=2", "--set", "train.batch_size=4", "--steps", "3", "-n", "4", "--device", "cpu",
 ]  # fmt: skip
 
+SAMPLE = {"data.source": "sample"}
+
 
 def finish(cell: compare.Cell, **figures: float) -> None:
     cell.run.open(cell.recipe)
@@ -141,7 +143,7 @@ def stub(cell: object, device: str) -> list[str]:
 
 
 def grid(tmp_path: Path, seeds: int) -> list[compare.Cell]:
-    return compare.make_cells(Recipe(), {"seed": list(range(seeds))}, tmp_path)
+    return compare.make_cells(Recipe.read(None, SAMPLE), {"seed": list(range(seeds))}, tmp_path)
 
 
 def test_finished_cells_are_skipped_failed_ones_tried_again_and_reported(
@@ -174,7 +176,7 @@ def test_finished_cells_are_skipped_failed_ones_tried_again_and_reported(
 def test_a_finished_run_of_another_recipe_is_not_taken_for_this_one(tmp_path: Path) -> None:
     (cell,) = grid(tmp_path, 1)
     finish(cell)
-    (other,) = compare.make_cells(Recipe.read(None, {"train.lr": 0.5}), {"seed": [0]}, tmp_path)
+    (other,) = compare.make_cells(Recipe.read(None, {**SAMPLE, "train.lr": 0.5}), {"seed": [0]}, tmp_path)
     with pytest.raises(FinesslError, match="holds a run of another recipe:\n  train.lr: 0.03 there, 0.5 now"):
         run_cells([other], say=lambda line: None)
 
@@ -202,7 +204,7 @@ from pathlib import Path
 from finessl import compare
 from finessl.engines.local import run_local
 from finessl.recipe import Recipe
-(cell,) = compare.make_cells(Recipe(), {{"seed": [0]}}, Path({str(tmp_path)!r}))
+(cell,) = compare.make_cells(Recipe.read(None, {SAMPLE!r}), {{"seed": [0]}}, Path({str(tmp_path)!r}))
 cell.run.open(cell.recipe)
 sleep = "import os, pathlib, time; pathlib.Path({str(tmp_path / "pid")!r}).write_text(str(os.getpid())); time.sleep(60)"
 run_local([cell], print, print, command=lambda job, device: [sys.executable, "-c", sleep])
@@ -308,7 +310,7 @@ def test_compare_says_what_is_missing(shapes: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_grid_is_checked_before_it_starts(tmp_path: Path, field: str, value: object, message: str) -> None:
-    split = {"split.name": "per-class", "split.seed": 1}
+    split = {"data.source": "sample", "split.name": "per-class", "split.seed": 1}
     recipes = [Recipe.read("released", split), Recipe.read("released", {**split, field: value}, check=False)]
     cells = [compare.Cell({"seed": n}, recipe, RunDirectory(tmp_path / str(n))) for n, recipe in enumerate(recipes)]
     with pytest.raises(FinesslError, match=message):

@@ -12,6 +12,8 @@ from finessl.cli import app
 from finessl.recipe import Recipe
 from finessl.training.loop import Settings, train
 
+QUIET = Settings(device="cpu", eval_every=0, quiet=True)
+
 
 def test_finessl_is_ahead_of_supervised(tmp_path: Path) -> None:
     """A third of the demo's steps, three labeled sets. Which images are labeled moves the gain by several points, so it is
@@ -22,7 +24,7 @@ def test_finessl_is_ahead_of_supervised(tmp_path: Path) -> None:
         for method in ("supervised", "finessl"):
             fields = {"method.name": method, "train.steps": 100, "data.strong_views": 1, "seed": seed}
             out = tmp_path / f"{method}-{seed}"
-            accuracy[method] = train(Recipe.read("demo", fields), out, Settings(device="cpu", quiet=True))["accuracy"]
+            accuracy[method] = train(Recipe.read("demo", fields), out, QUIET)["accuracy"]
         assert accuracy["finessl"] > 0.58
         gains.append(accuracy["finessl"] - accuracy["supervised"])
     assert np.mean(gains) > 0.02, gains
