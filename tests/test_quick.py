@@ -168,6 +168,8 @@ def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     with pytest.raises(FinesslError, match="does not name"):
         candidate_backbones("embedded", {"clip-vit-b16": "f"})
+    with pytest.raises(FinesslError, match="names no backbone"):
+        candidate_backbones(" , ", {})
 
 
 @pytest.mark.parametrize("text", ["file", "=file", "name="])

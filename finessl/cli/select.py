@@ -114,9 +114,11 @@ def check_target(out: Path) -> None:
     """Refuse to overwrite labels that somebody has filled in."""
     from finessl.data.sources.table import read_rows
     from finessl.errors import FinesslError
+    from finessl.files import writing
 
-    if not out.exists():
-        return
+    with writing(out):
+        if not out.exists():
+            return
     try:
         filled = sum(bool(label) for label in read_rows(out).labels)
     except FinesslError as error:

@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -213,6 +214,9 @@ class FeatureStore:
                 (folder / "encoder.json").write_text(json.dumps(description, indent=2) + "\n", encoding="ascii")
         except OSError as error:
             raise cannot_write(folder, error) from error
+        for path in (folder / "rows.f16", folder / "chunks.jsonl"):
+            if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+                raise FinesslError(f"{path} is not a regular file. Remove it, or run: finessl cache clear")
         self.keys, self.places = np.empty((0, KEY), np.uint8), np.empty(0, np.int64)  # sorted by digest
         self.added, self.end = self._read()
 
@@ -232,9 +236,9 @@ class FeatureStore:
                 first, last = int(chunk["first"]), int(chunk["first"]) + len(found)
                 content = rows[first * self.row_bytes : last * self.row_bytes]
                 whole = len(content) == len(found) * self.row_bytes and zlib.crc32(content.data) == chunk["crc"]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 continue
-            if whole:
+            if whole and first >= 0:
                 chunks.append((found, np.arange(first, last)))
         return chunks, -(-size // self.row_bytes)
 
@@ -275,9 +279,10 @@ class FeatureStore:
 
     def gather(self, places: np.ndarray) -> np.ndarray:
         """float16 [n, dim]: these rows, without a copy where they are neighbours on disk; zero for −1."""
-        if not self.end or not (places >= 0).any():
+        if not (places >= 0).any():
             return np.zeros((len(places), self.dim), np.float16)
-        rows = np.memmap(self.folder / "rows.f16", np.float16, "r", shape=(self.end, self.dim))
+        # as far as it is needed: the last row of the file may be cut
+        rows = np.memmap(self.folder / "rows.f16", np.float16, "r", shape=(int(places.max()) + 1, self.dim))
         if places[0] >= 0 and np.array_equal(places, np.arange(places[0], places[0] + len(places))):
             return rows[places[0] : places[0] + len(places)]
         result = np.zeros((len(places), self.dim), np.float16)

@@ -5,7 +5,7 @@ DIR/part-00000.parquet …    path, label, confidence, …, error (why an image 
 
 A part is a piece of a tar shard, a row group of a Parquet file with images, or some thousand files. It is computed by one
 process with one thread, so that its content does not depend on the number of processes, and its file appears when it
-is complete: the same command again computes the parts that are missing.
+is complete: the same command again computes the parts that are missing or damaged.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def predict_bulk(
     parts = cut(inputs)
     with writing(out, AGAIN), alone(out):
         open_folder(out, settings, parts, classifier)
-        waiting = [number for number in range(len(parts)) if not part_file(out, number).exists()]
+        waiting = [number for number in range(len(parts)) if read_part(part_file(out, number)) is None]
         done = len(parts) - len(waiting)
         if progress:
             progress(done, len(parts))
@@ -224,7 +224,10 @@ def open_folder(out: Path, settings: Settings, parts: list[Part], classifier: Cl
 def alone(out: Path) -> Iterator[None]:
     """Only one command at a time writes to a folder."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(out.with_name(f".{out.name}.lock"), timeout=0)
+    place = out.absolute()
+    if not place.name:
+        raise FinesslError(f"cannot write to {out}: name a new folder for --out.")
+    lock = FileLock(place.with_name(f".{place.name}.lock"), timeout=0)
     try:
         lock.acquire()
     except Timeout as error:
@@ -243,24 +246,42 @@ def part_file(out: Path, number: int) -> Path:
     return out / f"part-{number:05d}.parquet"
 
 
+def read_part(path: Path) -> tuple[int, int, list[tuple[str, str]]] | None:
+    """Images that were predicted and that were not, and (path, reason) of some of these. None if the part is missing or
+    damaged."""
+    from pyarrow import ArrowException, compute, parquet
+
+    if not path.is_file():  # nor a pipe, which would never end
+        return None
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read()
+        broken = table["confidence"].null_count
+        images = len(table) - broken
+        if json.loads(table.schema.metadata[b"finessl"]) != {"images": images, "broken": broken}:
+            return None
+        rows = table.filter(compute.is_null(table["confidence"])).slice(0, 5).to_pylist() if broken else []
+        return images, broken, [(row["path"], row["error"]) for row in rows]
+    except (OSError, ArrowException, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 def finish(out: Path, parts: int) -> Totals:
     """The totals of all parts, added to predictions.json."""
-    from pyarrow import parquet
-
     images = broken = 0
     examples: list[tuple[str, str]] = []
     for number in range(parts):
-        about = json.loads(parquet.read_schema(part_file(out, number)).metadata[b"finessl"])
-        images, broken = images + about["images"], broken + about["broken"]
-        if about["broken"] and len(examples) < 5:
-            table = parquet.read_table(part_file(out, number), columns=["path", "error"]).to_pylist()
-            examples += [(row["path"], row["error"]) for row in table if row["error"]]
+        found = read_part(part_file(out, number))
+        if found is None:
+            raise FinesslError(f"{part_file(out, number)} is damaged; the same command again computes it once more.")
+        images, broken = images + found[0], broken + found[1]
+        examples += found[2][: 5 - len(examples)]
     if not images:
         reasons = "; ".join(f"{path} ({reason})" for path, reason in examples[:3])
         raise FinesslError(f"nothing was predicted: no image could be read. {reasons}")
     manifest = read_json(out / MANIFEST, dict[str, Any])
     write_json(out / MANIFEST, {**manifest, "finished": {"images": images, "broken": broken}})
-    return Totals(images, broken, parts, examples[:5])
+    return Totals(images, broken, parts, examples)
 
 
 # ---- in a worker ----------------------------------------------------------------------------------------------------
@@ -331,7 +352,7 @@ def write_part(classifier: Classifier, settings: Settings, part: Part, target: P
     about = {"images": int(read.sum()), "broken": int((~read).sum()) + more}
     schema = pyarrow.schema(list(kinds.items()), metadata={"finessl": json.dumps(about)})
     with replacing(target) as partial:
-        parquet.write_table(pyarrow.table(columns, schema=schema), partial)
+        parquet.write_table(pyarrow.table(columns, schema=schema), partial, write_page_checksum=True)
 
 
 def open_part(part: Part) -> tuple[Images, list[tuple[str, str]]]:
@@ -384,8 +405,8 @@ def row_group(path: Path, group: int) -> Any:
     except (OSError, ArrowException) as error:
         raise FinesslError(f"{path} cannot be read as a Parquet file: {error}") from error
     contents = [value.get("bytes") if isinstance(value, dict) else value for value in values]
-    if odd := next((value for value in contents if value is not None and not isinstance(value, bytes)), None):
-        raise FinesslError(f"{path}: the column image should hold the bytes of image files, not {type(odd).__name__}.")
+    if odd := {type(value).__name__ for value in contents if value is not None and not isinstance(value, bytes)}:
+        raise FinesslError(f"{path}: the column image should hold the bytes of image files, not {min(odd)}.")
     return BytesImages([f"{path}/{first + i}" for i in range(len(contents))], contents)
 
 

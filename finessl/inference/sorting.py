@@ -16,9 +16,9 @@ UNSURE = "unsure"
 
 def check_target(target: Path, inputs: Iterable[Path]) -> None:
     """Refuse a folder inside the images: the next prediction would find the copies."""
-    resolved = target.resolve()
+    resolved = Path(os.path.realpath(target))  # resolve() raises for a link to itself
     for path in inputs:
-        if path.is_dir() and resolved.is_relative_to(path.resolve()):
+        if path.is_dir() and resolved.is_relative_to(os.path.realpath(path)):
             raise FinesslError(
                 f"--sort-into {target} is inside {path}, whose images are sorted; choose another folder."
             )

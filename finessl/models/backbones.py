@@ -207,6 +207,8 @@ def candidate_backbones(asked: str, weights: dict[str, str]) -> list[tuple[str, 
     """(name, weights file) of the backbones to compare. auto: those given by file, in the hub's cache, or built in."""
     if asked != "auto":
         names = [name.strip() for name in asked.split(",") if name.strip()]
+        if not names:
+            raise FinesslError(f"--backbone {asked!r} names no backbone; finessl list backbones shows them.")
         if unknown := [name for name in weights if name not in names]:
             raise FinesslError(f"--weights {unknown[0]}=…: --backbone does not name {unknown[0]}.")
     else:

@@ -203,3 +203,32 @@ def test_store_finds_rows_of_many_chunks(tmp_path: Path) -> None:
     missing = keys[:1].copy()
     missing[0, 0] ^= 1
     assert again.find(missing).tolist() == [-1]
+
+
+def test_a_cut_last_row_is_no_obstacle(tmp_path: Path, own_cache: Path) -> None:
+    images = folder(tmp_path / "photos")
+    first = encode(images)
+    with open(store_folder(own_cache) / "rows.f16", "ab") as file:
+        file.write(b"abc")
+    again = encode(images)
+    assert again.encoded == 0
+    assert_array_equal(again.rows, first.rows)
+
+
+@pytest.mark.parametrize("line", ['{"keys": "", "first": Infinity, "crc": 0}', "[" * 5000, "null", '{"keys": 3}'])
+def test_lines_of_no_sense_are_passed_over(tmp_path: Path, own_cache: Path, line: str) -> None:
+    images = folder(tmp_path / "photos")
+    encode(images)
+    with open(store_folder(own_cache) / "chunks.jsonl", "a") as file:
+        file.write(line + "\n")
+    assert encode(images).encoded == 0
+
+
+@pytest.mark.parametrize("name", ["rows.f16", "chunks.jsonl"])
+def test_only_regular_files_are_a_cache(tmp_path: Path, own_cache: Path, name: str) -> None:
+    images = folder(tmp_path / "photos", 2)
+    encode(images)
+    (store_folder(own_cache) / name).unlink()
+    os.mkfifo(store_folder(own_cache) / name)
+    with pytest.raises(FinesslError, match="not a regular file"):
+        encode(images)

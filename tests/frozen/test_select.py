@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from finessl.cli import app
+from finessl.cli.select import check_target
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
 from finessl.frozen import select
@@ -146,3 +147,8 @@ def test_unknown_strategy_and_foreign_file_are_one_sentence(pile: Path, tmp_path
     (tmp_path / "notes.csv").write_text("my notes\n")
     with pytest.raises(FinesslError, match="name another --out"):
         run_verb("select", pile, "--backbone", "embedded", "--out", tmp_path / "notes.csv")
+
+
+def test_a_name_that_is_too_long_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FinesslError, match="cannot write to"):
+        check_target(tmp_path / ("x" * 300))

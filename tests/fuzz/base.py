@@ -28,6 +28,7 @@ SMALL = (
     "--device",
     "cpu",
 )
+FROZEN = ("--backbone", "embedded", "--device", "cpu")  # of quick and select
 FAST = (*SMALL, "--tuning", "linear", "--method", "supervised", "--steps", "2")
 # A run that is long enough to be stopped in its middle.
 LONG = (
@@ -72,6 +73,11 @@ def prepare(base: Path) -> bool:
     box.run("train", photos, "--out", base / "done", *FAST, must="work")
     box.run("train", photos, "--out", base / "whole", *LONG, must="work")
     unfinished(box, photos, base / "half")
+    pile = make_photos(base / "pile", unlabeled=40)
+    box.run("quick", pile, "--out", base / "quick", *FROZEN, must="work")
+    (base / "quick.txt").write_text(box.run("quick", photos, "--json", *FROZEN, must="work").out)
+    folders = [photos / name for name in ("unlabeled", "labeled")]
+    box.run("predict", base / "quick", *folders, "--out", base / "parts", "--jobs", "1", "--device", "cpu", must="work")
     for name, verb in (("predict", "predict"), ("evaluate", "evaluate")):
         more = [photos / "unlabeled"] if verb == "predict" else ["--json"]
         (base / f"{name}.txt").write_text(box.run(verb, base / "done", *more, "--device", "cpu", must="work").out)

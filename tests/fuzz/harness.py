@@ -294,7 +294,8 @@ def remove(folder: Path) -> None:
 
 
 def main(options: Namespace) -> int:
-    for name in ("images", "tables", "options", "runs", "weights", "archives", "names", "places", "kills"):
+    modules = ("images", "tables", "options", "runs", "weights", "archives", "names", "places", "kills")
+    for name in (*modules, "frozen", "inference"):
         importlib.import_module(f"fuzz.{name}")  # each registers its kinds
     from fuzz.base import prepare
 
@@ -331,10 +332,11 @@ def import_everything() -> None:
 
     import finessl.cli
 
-    for part in ("analysis", "cli", "data", "methods", "models", "training"):
+    for part in ("analysis", "cli", "data", "frozen", "inference", "methods", "models", "training"):
         package = importlib.import_module(f"finessl.{part}")
         for module in pkgutil.walk_packages(package.__path__, f"finessl.{part}."):
-            importlib.import_module(module.name)
+            if ".scripts." not in module.name:  # these are copied into exports and run there
+                importlib.import_module(module.name)
     # The parser is built here once, of the same parts and by the same code as in each process of a user.
     parser = typer.main.get_command(finessl.cli.app)
     typer.main.get_command = lambda app: parser
@@ -434,6 +436,8 @@ def run_all(kinds: list[Kind], options: Namespace, journal: Journal, base: Path,
         in_time = elapsed < options.minutes * 60
         while in_time and len(running) < options.jobs and (batch := list(itertools.islice(cases, BATCH))):
             running.append(Worker.start(batch, options.seed, base, scratch))
+        if not running:
+            break
         for worker in running:
             for row in worker.finished():
                 journal.add(row, elapsed)
@@ -441,8 +445,6 @@ def run_all(kinds: list[Kind], options: Namespace, journal: Journal, base: Path,
                     worker.cases.clear()
                     worker.stop()
         running = [worker for worker in running if worker.cases]
-        if not running:
-            break
         if elapsed - shown > 30:
             shown = elapsed
             counts = Counter(row["outcome"] for row in journal.rows.values())

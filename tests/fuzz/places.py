@@ -32,11 +32,11 @@ def hostile_place(box: Box) -> str:
     if how == "file":
         (folder / "file").write_text("mine")
     elif how == "folder":
-        (folder / "here" / "x.html").mkdir(parents=True)
+        (folder / "here" / "x.html").mkdir(parents=True, exist_ok=True)
     elif how == "under file":
         (folder / "file").write_text("mine")
         return str(folder / "file" / "x.csv")
-    elif how == "loop":
+    elif how == "loop" and not (folder / "loop").is_symlink():
         os.symlink("loop", folder / "loop")
     return {
         "file": str(folder / "file"), "folder": str(folder / "here"), "nowhere": str(folder / "no" / "where" / "x.csv"),

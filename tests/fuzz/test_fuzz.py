@@ -21,11 +21,12 @@ from finessl.recipe import Recipe, parse_setting
 ROOT = Path(__file__).resolve().parents[2]
 FILES = "images,tables,options,recipes,weights,text-features,shards,cifar,tar-files"
 WORK = "run-directories,unfinished-runs,groups-of-runs,names,terminals,places,data-places,full-disks,kills,signals"
+FROZEN = "quick,select,labels,feature-caches,caches,audits,parts,damaged-parts,predict-options,sorted-names,exports"
 FEW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", [FILES, WORK], ids=["files", "work"])
+@pytest.mark.parametrize("kinds", [FILES, WORK, FROZEN], ids=["files", "work", "frozen"])
 def test_a_slice_of_make_fuzz(kinds: str, tmp_path: Path) -> None:
     command = [sys.executable, "tests/fuzz", "--only", kinds, "--cases", "60", "--minutes", "0.4", "--jobs", "1"]
     done = subprocess.run([*command, "--journal", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -244,3 +245,50 @@ def test_ray_gives_the_same_files(whole: Path, make_run: MakeRun, shards: Path, 
     finally:
         ray.shutdown()
     assert content(tmp_path / "out") == content(whole)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "flipped", "other"])
+def test_damaged_parts_are_made_again(whole: Path, make_run: MakeRun, shards: Path, tmp_path: Path, how: str) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
+    part = out / "part-00001.parquet"
+    data = part.read_bytes()
+    place = data.index(b"99.png")  # in a page of the column path
+    part.write_bytes(
+        {
+            "cut": data[:-20],
+            "empty": b"",
+            "flipped": data[:place] + b"8" + data[place + 1 :],
+            "other": (whole / "predictions.json").read_bytes(),
+        }[how]
+    )
+    predict_bulk(make_run(), [shards], out, top=2, device="cpu", jobs=1)
+    assert content(out) == content(whole)
+
+
+def test_no_pipe_is_read_as_a_part(whole: Path, make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
+    (out / "part-00001.parquet").unlink()
+    os.mkfifo(out / "part-00001.parquet")
+    with pytest.raises(FinesslError, match="a device or a pipe"):
+        predict_bulk(make_run(), [shards], out, top=2, device="cpu", jobs=1)
+
+
+@pytest.mark.parametrize("place", [".", "/"])
+def test_a_place_without_a_name_is_refused(
+    make_run: MakeRun, shards: Path, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    (tmp_path / "mine").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FinesslError, match="choose another --out|name a new folder"):
+        predict_bulk(run, [shards], Path(place), device="cpu", jobs=1)
+
+
+def test_text_in_the_image_column_names_no_file(shapes: Path, tmp_path: Path) -> None:
+    """A table of a stranger decides nothing about which files are read, also where its first value is empty."""
+    import pyarrow
+
+    file = next((shapes / "test" / "across").iterdir())
+    parquet.write_table(pyarrow.table({"image": ["", str(file)]}), tmp_path / "images.parquet")
+    with pytest.raises(FinesslError, match="should hold the bytes"):
+        bulk.row_group(tmp_path / "images.parquet", 0)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from finessl.inference.sorting import folder_names, sort_into
+import pytest
+
+from finessl.errors import FinesslError
+from finessl.inference.sorting import check_target, folder_names, sort_into
 
 
 def write(path: Path, content: str) -> str:
@@ -38,3 +41,10 @@ def test_every_class_has_its_own_folder() -> None:
     assert len({name.casefold() for name in names.values()} | {"unsure"}) == len(classes) + 1
     assert not any("/" in name or name.startswith(".") for name in names.values())
     assert names["日本"] == "日本" and names["Cat"] == "Cat"
+
+
+def test_a_link_to_itself_is_no_place(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    check_target(tmp_path / "loop" / "x", [tmp_path / "images"])
+    with pytest.raises(FinesslError, match="cannot write"):
+        sort_into(tmp_path / "loop" / "x", [("a.png", "ant")], ["ant"])
