@@ -19,7 +19,15 @@ import numpy as np
 
 from finessl.classifier import load
 from finessl.data.dataset import broken_files, some, warnings_note
-from finessl.data.images import EXTENSIONS, UNREAD, FileImages, pillow_warnings, unread_reason
+from finessl.data.images import (
+    EXTENSIONS,
+    UNREAD,
+    FileImages,
+    ImageError,
+    open_regular,
+    pillow_warnings,
+    unread_reason,
+)
 from finessl.data.paths import PathTable
 from finessl.errors import FinesslError
 from finessl.evaluation import predict_images
@@ -149,8 +157,11 @@ def table_files(table: Path) -> list[Path]:
 
 def listed_files(path: Path) -> list[Path]:
     """The files of a list, one on each line, relative to the list's folder."""
-    with reading(path):
-        lines = path.read_bytes().decode("utf-8-sig", "surrogateescape").splitlines()
+    try:
+        with reading(path), open_regular(path) as file:
+            lines = file.read().decode("utf-8-sig", "surrogateescape").splitlines()
+    except ImageError as error:
+        raise FinesslError(f"{path} cannot be read as a list of images: {error}.") from error
     return [path.parent / line.strip() for line in lines if line.strip()]
 
 

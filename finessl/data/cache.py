@@ -7,7 +7,6 @@ that were not used for the longest time are removed.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -16,11 +15,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from finessl.data.index import cache_folder
 from finessl.errors import FinesslError
+from finessl.files import read_json
 
 LIMIT_GB = 100.0
 NAME = re.compile(r"[0-9a-f]{24}(\.part|\.npz)?")  # what finessl itself has put there
@@ -63,10 +64,15 @@ def entries(cache_dir: Path | None = None) -> list[Entry]:
 
 
 def encoder_of(path: Path) -> str:
+    return noted(path / "encoder.json", "backbone") or "of an unknown backbone"
+
+
+def noted(path: Path, name: str) -> str | None:
+    """What a file of the cache says; None where it is missing or damaged."""
     try:
-        return str(json.loads((path / "encoder.json").read_text(encoding="utf-8"))["backbone"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "of an unknown backbone"
+        return str(read_json(path, dict[str, Any])[name])
+    except (FinesslError, KeyError):
+        return None
 
 
 def stores(folder: Path) -> Iterator[Entry]:
@@ -75,10 +81,7 @@ def stores(folder: Path) -> Iterator[Entry]:
         if not (path / "offsets.npy").is_file():
             continue
         manifest = path / "store.json"
-        try:
-            what = str(json.loads(manifest.read_text(encoding="utf-8"))["about"])
-        except (OSError, ValueError, KeyError, TypeError):
-            what = "not finished" if path.suffix else "of another version of finessl"
+        what = noted(manifest, "about") or ("not finished" if path.suffix else "of another version of finessl")
         yield Entry(path, f"decoded images: {what}", size_of(path), modified(manifest if manifest.is_file() else path))
 
 

@@ -168,3 +168,15 @@ def test_features_are_shown_and_cleared(tmp_path: Path, monkeypatch: pytest.Monk
     assert entry.what == "features: embedded" and entry.size > 12
     cache.clear()
     assert cache.entries() == []
+
+
+@pytest.mark.parametrize("content", ["[" * 5000, "null", None], ids=["deep", "null", "pipe"])
+def test_an_entry_that_says_nothing_is_shown(own_cache: Path, content: str | None) -> None:
+    entry = own_cache / "features" / ("0" * 24)
+    entry.mkdir(parents=True)
+    if content is None:
+        os.mkfifo(entry / "encoder.json")
+    else:
+        (entry / "encoder.json").write_text(content)
+    (found,) = cache.entries()
+    assert found.what == "features: of an unknown backbone"

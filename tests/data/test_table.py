@@ -10,7 +10,9 @@ import pytest
 from finessl.api import make_recipe
 from finessl.data.images import ImageError
 from finessl.data.sources import open_dataset
+from finessl.data.sources.table import read_rows
 from finessl.errors import FinesslError
+from finessl.prediction import find_files
 from finessl.recipe import Recipe
 
 
@@ -181,6 +183,16 @@ def test_a_pipe_is_no_table_and_no_image(table, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
     with pytest.raises(FinesslError, match="no such folder or file"):
         open_dataset(tmp_path / "pipe.csv")
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(FinesslError, match="not a regular file"):
+        find_files([tmp_path / "pipe.txt"])
+
+
+def test_a_pipe_is_no_parquet_table(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    with pytest.raises(FinesslError, match="not a regular file"):
+        read_rows(tmp_path / "pipe.parquet")
 
 
 def test_parquet_tables_that_no_one_can_use(tmp_path: Path, make) -> None:

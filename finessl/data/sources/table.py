@@ -151,7 +151,7 @@ def read_parquet(path: Path, wanted: Sequence[str]) -> tuple[dict[str, list[str]
     except ImportError as error:
         raise FinesslError(f"{path}: Parquet tables need pyarrow: pip install 'finessl[tables]'.") from error
     try:
-        with parquet.ParquetFile(path) as file:
+        with open_regular(path) as opened, parquet.ParquetFile(opened) as file:
             names = file.schema_arrow.names
             refuse_twice(path, [name.strip().lower() for name in names if name.strip().lower() in wanted])
             found = [name for name in names if name.strip().lower() in wanted]
@@ -160,7 +160,14 @@ def read_parquet(path: Path, wanted: Sequence[str]) -> tuple[dict[str, list[str]
             name.strip().lower(): ["" if v is None else str(v) for v in table[name].to_pylist()] if table else []
             for name in found or names
         }
-    except (OSError, ArrowException, ValueError, OverflowError, LookupError) as error:  # a date in the year 292277, say
+    except (
+        OSError,
+        ImageError,
+        ArrowException,
+        ValueError,
+        OverflowError,
+        LookupError,
+    ) as error:  # a date in the year 292277, say
         raise FinesslError(f"{path} cannot be read as a Parquet table: {error}.") from error
     return columns, []
 
