@@ -124,12 +124,18 @@ def reading(path: Path) -> Iterator[None]:
         raise FinesslError(f"cannot read {path}: {error.strerror or error}.") from error
 
 
+def regular(path: Path) -> os.stat_result:
+    """The status of a file; an error for a pipe or a device, whose reading may never end."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedFile(f"{path} is not a regular file.")
+    return status
+
+
 def read_bytes(path: Path, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes."""
     with reading(path):
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise DamagedFile(f"{path} is not a regular file.")
+        status = regular(path)
         if status.st_size > limit:
             raise DamagedFile(f"{path} has {status.st_size:,} bytes, more than such a file can have.")
         return path.read_bytes()
@@ -181,5 +187,7 @@ def read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
 
 
 def sha256(path: Path) -> str:
-    with reading(path), open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with reading(path):
+        regular(path)
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,16 @@ import pytest
 from typing_extensions import TypedDict
 
 from finessl.errors import FinesslError
-from finessl.files import DamagedFile, read_arrays, read_json, replacing, write_arrays, write_atomically, writing
+from finessl.files import (
+    DamagedFile,
+    read_arrays,
+    read_json,
+    replacing,
+    sha256,
+    write_arrays,
+    write_atomically,
+    writing,
+)
 
 
 class Thing(TypedDict):
@@ -130,3 +139,9 @@ def test_devices_and_pipes_are_not_replaced(tmp_path: Path) -> None:
 def test_a_folder_is_no_file_to_write() -> None:
     with pytest.raises(FinesslError, match="It is a folder; name a file"), writing(Path()):
         write_atomically(Path(), "x")
+
+
+def test_a_pipe_has_no_checksum(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FinesslError, match="not a regular file"):
+        sha256(tmp_path / "pipe")

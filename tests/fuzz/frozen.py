@@ -95,7 +95,8 @@ def labels(box: Box) -> None:
     intact = rng.random() < 0.15
     rows = rows[:3] if intact else edit(rng, rows)
     parquet = rng.random() < 0.3
-    table = box.folder / ("labels.parquet" if parquet else "labels.csv")
+    table = box.folder / "tables" / ("labels.parquet" if parquet else "labels.csv")
+    table.parent.mkdir()
     (write_parquet if parquet else write_csv)(rng, table, rows, intact)
     if not intact and rng.random() < 0.4:
         damage(box, table)

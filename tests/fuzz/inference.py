@@ -43,7 +43,8 @@ def audits(box: Box) -> None:
     if not intact:
         rows = edit(rng, rows)
     parquet = rng.random() < 0.2
-    answers = box.folder / ("answers.parquet" if parquet else "answers.csv")
+    answers = box.folder / "tables" / ("answers.parquet" if parquet else "answers.csv")
+    answers.parent.mkdir()
     (write_parquet if parquet else write_csv)(rng, answers, rows, intact)
     if not intact and rng.random() < 0.3:
         damage(box, answers)
@@ -91,6 +92,7 @@ def parts(box: Box) -> None:
         lines += [rng.choice((*odd, *TEXTS)) for _ in range(rng.randint(0, 3))]
         given.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
         if rng.random() < 0.3:
+            (inputs / "other").write_bytes(rng.randbytes(50))
             damage(box, given)
     elif how == "parquet":
         given = inputs / "images.parquet"
