@@ -80,7 +80,7 @@ def select(
     if found.duplicates:
         print(f"{count_of(found.duplicates, 'near-duplicate')} passed over.")
     if len(rows) < count:
-        print(f"Only {count_of(len(rows), 'image')} are left to choose from.")
+        print(f"Only {count_of(len(rows), 'image is', 'images are')} left to choose from.")
     known = int((ids >= 0).sum())
     print(f"{out}: {count_of(len(rows), 'image')} to label, by {strategy} on {name}; {known:,} have a label.")
     print(f"Fill in the label column, then: finessl quick {shlex.quote(data)} --labels {shlex.quote(str(out))}")
