@@ -36,6 +36,7 @@ from finessl.options import NONE, Count, Options, check_plain, parse, plain, sho
 from finessl.registry import nearest
 
 FORMAT = 2  # of a saved recipe. 1, without this number: FlexMatch's `warmup` was true, labels_per_class always held
+MAX_TOML = 16 << 20  # bytes
 STEP_LIMIT = 2**40  # bytes of images in one step that no machine holds
 VIEWS = ("weak", "strong")
 # Fields that say where something is kept (and data.source, where it is a path). They are no part of a run's identity.
@@ -500,10 +501,11 @@ def find_recipe(name: str | Path) -> Path:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    from finessl.files import read_bytes  # imports numpy
+
+    content = read_bytes(path, MAX_TOML)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig", errors="surrogateescape"))  # paths of other encodings
-    except OSError as error:
-        raise FinesslError(f"{path} cannot be read: {error.strerror}.") from error
+        return tomllib.loads(content.decode("utf-8-sig", "surrogateescape"))  # paths may have other encodings
     except RecursionError as error:
         raise FinesslError(f"{path} is not a recipe: its lists are nested too deeply.") from error
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import string
 import tomllib
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from finessl.errors import FinesslError
 from finessl.methods import METHODS
 from finessl.options import Count, Probability
-from finessl.recipe import Choice, Recipe, merge, override, parse_setting, recipe_folder
+from finessl.recipe import Choice, Recipe, merge, override, parse_setting, read_toml, recipe_folder
 
 
 def test_defaults_are_the_papers() -> None:
@@ -421,3 +422,9 @@ def test_labels_per_class_of_a_user_names_the_split(tmp_path: Path) -> None:
     tree = Recipe.read(file).tree()
     override(tree, {"split.labels_per_class": None})
     assert tree["split"]["name"] == "auto"
+
+
+def test_a_pipe_is_no_recipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "recipe.toml")
+    with pytest.raises(FinesslError, match="regular file"):
+        read_toml(tmp_path / "recipe.toml")

@@ -174,3 +174,12 @@ def test_nothing_slow_is_imported_before_ctrl_c_is_taken_over() -> None:
         cwd=Path(finessl.__file__).parents[1],
     )
     assert set(done.stdout.split()) <= {"__future__", "finessl", "finessl.errors", "finessl.__main__"}
+
+
+def test_a_name_that_the_system_refuses_is_one_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "finessl", "cache", "clear"],
+        env={**os.environ, "FINESSL_CACHE": str(tmp_path / ("x" * 300))}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and done.stderr.startswith("finessl: ") and "too long" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

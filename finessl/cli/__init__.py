@@ -94,7 +94,9 @@ def main() -> None:
             fail("terminated.", 143)
         raise
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EIO):
+        if error.filename is not None and error.strerror:  # the system's refusal names the file: too long, forbidden …
+            fail(f"{os.fsdecode(error.filename)!s:.300}: {error.strerror}.", 1)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EIO):
             raise
         discard_stdout()
         if error.errno != errno.EPIPE:  # EPIPE: the reader has seen enough (… | head)

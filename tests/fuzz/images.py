@@ -51,7 +51,7 @@ def encoded(rng: random.Random, suffix: str) -> bytes:
     Image.init()
     try:
         image.save(buffer, Image.EXTENSION[f".{suffix}"], **options)
-    except (OSError, ValueError, KeyError):  # what can be written depends on Pillow's version
+    except (OSError, ValueError, KeyError, RuntimeError):  # what can be written depends on Pillow's version
         image.convert("RGB").save(buffer, "PNG")
     return buffer.getvalue()
 
