@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 from pydantic import AfterValidator, Field
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -124,7 +125,7 @@ def read_classifier(folder: Path) -> tuple[Description, dict[str, Tensor]]:
     if description.get("sha256", same := sha256(file)) != same:
         raise DamagedFile(f"{file} is damaged: it is not the file that classifier.json describes.")
     try:
-        tensors = load_file(file)
+        tensors = load_tensors(file.read_bytes())  # load_file takes no path that is not UTF-8
     except (SafetensorError, OSError) as error:
         raise DamagedFile(f"{file} is damaged: {str(error).splitlines()[0]}.") from error
     if odd := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:

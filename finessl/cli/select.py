@@ -10,6 +10,7 @@ import typer
 
 from finessl.cli import app
 from finessl.cli.quick import LABELS_HELP, WEIGHTS_HELP, named_files
+from finessl.errors import FinesslError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +73,8 @@ def select(
         (rank, images.key(int(i)), classes[found.suggested[i]] if found.suggested[i] >= 0 else "", "")
         for rank, i in enumerate(found.chosen, 1)
     ]
+    if not rows:
+        raise FinesslError(f"no image of {data} is left to choose from: each has a label, is a copy or cannot be read.")
     write(out, rows)
     for note in notes:
         print(note)
@@ -113,7 +116,6 @@ def open_images(data: str, root: str | None, labels: str | None) -> tuple[Images
 def check_target(out: Path) -> None:
     """Refuse to overwrite labels that somebody has filled in."""
     from finessl.data.sources.table import read_rows
-    from finessl.errors import FinesslError
     from finessl.files import writing
 
     with writing(out):

@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 import torch
 from pydantic import ConfigDict, NonNegativeInt, TypeAdapter
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -101,7 +102,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         manifest = read_json(path / "manifest.json", Manifest)
         if len(manifest) < 2 or any(sha256(path / name) != entry["sha256"] for name, entry in manifest.items()):
             return None
-        trained = load_file(path / TENSORS)
+        trained = load_tensors((path / TENSORS).read_bytes())  # load_file takes no path that is not UTF-8
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
         TypeAdapter(State).validate_python(state, strict=True)
     except Exception:  # besides the errors of reading, torch.load raises anything on bytes that it did not write

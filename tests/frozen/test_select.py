@@ -152,3 +152,12 @@ def test_unknown_strategy_and_foreign_file_are_one_sentence(pile: Path, tmp_path
 def test_a_name_that_is_too_long_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(FinesslError, match="cannot write to"):
         check_target(tmp_path / ("x" * 300))
+
+
+def test_nothing_left_to_choose_is_one_sentence(tmp_path: Path, shapes: Path) -> None:
+    """Every image of labeled/ has its label: an empty list would say that there is something to do."""
+    shutil.copytree(shapes / "train", tmp_path / "photos" / "labeled")
+    with pytest.raises(FinesslError, match="is left to choose from"):
+        app(["select", str(tmp_path / "photos"), "--backbone", "embedded", "--out", str(tmp_path / "list.csv")],
+            standalone_mode=False)  # fmt: skip
+    assert not (tmp_path / "list.csv").exists()
