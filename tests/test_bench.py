@@ -80,7 +80,8 @@ def test_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert by_part["embedded backbone"]["reference_rate"] == by_part["decode"]["rate"]
     for row in rows:
         if "ratio" in row:
-            assert row["ratio"] == pytest.approx(row["rate"] / row["reference_rate"], rel=0.05)  # of rounded rates
+            rounding = 0.06 / row["rate"] + 0.06 / row["reference_rate"]  # rates are rounded to 0.1, the ratio is not
+            assert row["ratio"] == pytest.approx(row["rate"] / row["reference_rate"], rel=rounding, abs=6e-4)
 
 
 def test_data_of_ones_own_leaves_out_what_is_broken(shapes: Path, tmp_path: Path) -> None:
