@@ -88,11 +88,12 @@ def odd_images(folder: Path) -> None:
     (folder / "text.png").write_text("no image")
 
 
-def test_broken_images_are_skipped_and_listed(shapes: Path, tmp_path: Path) -> None:
+def test_broken_images_are_skipped_and_listed(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = own_data(tmp_path / "data", shapes)
     odd_images(data / "unlabeled")
     (data / "unlabeled" / "loop").symlink_to(data / "unlabeled")
-    call("train", data, "--out", tmp_path / "run", *TINY)
+    call("train", data, "--out", tmp_path / "run", *(word for word in TINY if word not in ("-q", "--quiet")))
+    assert str(tmp_path / "run" / "skipped.csv") in capsys.readouterr().err.replace("\n", "")
     with open(tmp_path / "run" / "skipped.csv", newline="") as file:
         skipped = {Path(row["image"]).name: row["reason"] for row in csv.DictReader(file)}
     assert set(skipped) == {"cut.jpg", "empty.png", "text.png"} and "0 bytes" in skipped["empty.png"]
