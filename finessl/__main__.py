@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _signal  # not signal, whose imports take a moment in which Ctrl-C would end in a traceback
 import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,19 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
+def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Python drops an exception that is raised inside a destructor or a C callback, prints a traceback and goes on. An
+    interrupt that is dropped there is repeated 10 ms later, when the destructor has returned."""
+    if not issubclass(unraisable.exc_type, (KeyboardInterrupt, SystemExit)) or not hasattr(_signal, "setitimer"):
+        sys.__unraisablehook__(unraisable)
+        return
+    number = _signal.SIGINT if issubclass(unraisable.exc_type, KeyboardInterrupt) else _signal.SIGTERM
+    _signal.signal(_signal.SIGALRM, lambda _, frame: interrupt(number, frame))
+    _signal.setitimer(_signal.ITIMER_REAL, 0.01)
+
+
 def main() -> None:
+    sys.unraisablehook = interrupt_again
     _signal.signal(_signal.SIGINT, interrupt)
     _signal.signal(_signal.SIGTERM, interrupt)
     from finessl.cli import main as run

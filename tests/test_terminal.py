@@ -114,17 +114,19 @@ def test_help_fits_80_columns(words: list[str], monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-@pytest.mark.parametrize("importing", [True, False])
+@pytest.mark.parametrize("moment", ["import", "destructor", "work"])
 @pytest.mark.parametrize(("name", "status", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
-def test_a_signal_ends_in_one_line(importing: bool, name: str, status: int, word: str, tmp_path: Path) -> None:
-    """While a module is imported, and later."""
+def test_a_signal_ends_in_one_line(moment: str, name: str, status: int, word: str, tmp_path: Path) -> None:
+    """While a module is imported, in a destructor (Python drops exceptions there), and at any other time."""
     interrupted = f"import os, signal, time\nos.kill(os.getpid(), signal.{name})\ntime.sleep(9)\n"
     (tmp_path / "slow_module.py").write_text(interrupted)
+    destroyed = f"class Destroyed:\n    def __del__(self):\n        exec({interrupted!r})\nDestroyed()\ntime.sleep(9)\n"
+    work = {"import": "import slow_module", "destructor": "import time\n" + destroyed, "work": interrupted}[moment]
     program = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
 from finessl import __main__, cli
-cli.app = lambda: {"__import__('slow_module')" if importing else f"exec({interrupted!r})"}
+cli.app = lambda: exec({work!r}, {{}})
 __main__.main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
