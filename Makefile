@@ -33,13 +33,14 @@ fuzz: install  ## ten minutes of hostile input; FUZZ="--seed 1 --minutes 60 --on
 export-check: install  ## export short runs and load them in virtual environments without finessl (downloads torch)
 	$(BIN)/python tools/check_exports.py
 
-lint: install  ## check code and types: ruff, mypy
+lint: install  ## check code, types and the direction of imports: ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 docs: $(VENV)/.docs  ## build the documentation as a website in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## remove .venv, runs, site and caches
-	rm -rf $(VENV) runs .fuzz site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) runs .fuzz site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

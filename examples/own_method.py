@@ -17,7 +17,7 @@ import torch
 from finessl.methods import METHODS
 from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import cross_entropy, full, predict, result
-from finessl.options import Weight
+from finessl.registry.options import Weight
 
 
 class EntropyMinimisation(Method):

@@ -8,20 +8,25 @@ classifier.predict(["new.jpg"])
 from __future__ import annotations
 
 from finessl.errors import FinesslError
+from finessl.runtime.version import __version__
 
 TYPE_CHECKING = False  # typing and others are imported after `finessl.__main__` has taken over Ctrl-C
-__version__ = "0.1.0"
 __all__ = ["Classifier", "FineSSLClassifier", "FinesslError", "__version__", "load", "train"]
 
 if TYPE_CHECKING:
     from finessl.api import train
-    from finessl.classifier import Classifier, load
     from finessl.estimator import FineSSLClassifier
+    from finessl.inference.classifier import Classifier, load
 
 
 def __getattr__(name: str) -> object:
     """Import torch, timm and scikit-learn when they are needed, not with finessl."""
-    modules = {"Classifier": "classifier", "load": "classifier", "train": "api", "FineSSLClassifier": "estimator"}
+    modules = {
+        "Classifier": "inference.classifier",
+        "load": "inference.classifier",
+        "train": "api",
+        "FineSSLClassifier": "estimator",
+    }
     if name in modules:
         from importlib import import_module
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from finessl.classifier import Classifier, load
 from finessl.data.dataset import Dataset
 from finessl.errors import FinesslError
+from finessl.inference.classifier import Classifier, load
 from finessl.recipe import Recipe
 from finessl.registry import nearest
 from finessl.training.loop import Settings

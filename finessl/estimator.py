@@ -16,9 +16,9 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from finessl.api import SHORT, train
 from finessl.data.dataset import Dataset, broken_files, some
 from finessl.data.images import ArrayImages, FileImages, Images, to_bytes
-from finessl.data.paths import PathTable
+from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
-from finessl.evaluation import predict_images
+from finessl.inference.evaluate import predict_images
 
 # Short names that say where a data set is and how it is read; here X and y are the data.
 OF_DATA = {"root", "test", "strict", *(name for name, field in SHORT.items() if field.startswith("source."))}

@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 import finessl
-from finessl.analysis.metrics import wilson
 from finessl.cli import app
 from finessl.errors import FinesslError
 from finessl.inference.audit import error_rate, estimate, read_audit
+from finessl.inference.metrics import wilson
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -191,7 +191,7 @@ def test_full_disk(shapes: Path, tmp_path: Path) -> None:
     """The checkpoint before stays whole, and the same command goes on from it."""
     import errno
 
-    from finessl.training import checkpoint
+    from finessl.runs import checkpoint
 
     original, saves = checkpoint.save_file, []
 

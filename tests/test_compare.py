@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from finessl import compare
 from finessl.cli import app
-from finessl.engines import cell_command, run_cells
-from finessl.engines.local import environment, run_local
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe, recipe_folder
-from finessl.tabulate import Tabulated, render
-from finessl.training.rundir import RunDirectory
+from finessl.runs.directory import RunDirectory
+from finessl.sweeps import compare
+from finessl.sweeps.engines import cell_command, run_cells
+from finessl.sweeps.engines.local import environment, run_local
+from finessl.sweeps.table import Tabulated, render
 
 TINY = [
     "--set", "model.pretrained=false", "--set", "model.backbone=vit_tiny_patch16_224", "--set", "data.image_size=32",
@@ -201,8 +201,8 @@ def test_a_terminated_grid_leaves_no_cell_behind(tmp_path: Path) -> None:
     script = f"""
 import sys
 from pathlib import Path
-from finessl import compare
-from finessl.engines.local import run_local
+from finessl.sweeps import compare
+from finessl.sweeps.engines.local import run_local
 from finessl.recipe import Recipe
 (cell,) = compare.make_cells(Recipe.read(None, {SAMPLE!r}), {{"seed": [0]}}, Path({str(tmp_path)!r}))
 cell.run.open(cell.recipe)

@@ -21,10 +21,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from finessl import FineSSLClassifier
 from finessl.api import SHORT
-from finessl.classifier import squash
 from finessl.data.dataset import Dataset
 from finessl.errors import FinesslError
 from finessl.estimator import OF_DATA
+from finessl.inference.classifier import squash
 
 FAST: dict[str, Any] = dict(
     backbone="embedded", tuning="linear", head_init="class-mean", method="supervised", image_size=16, cache_features=1,

@@ -11,7 +11,7 @@ import pytest
 from typing_extensions import TypedDict
 
 from finessl.errors import FinesslError
-from finessl.files import (
+from finessl.runtime.files import (
     DamagedFile,
     read_arrays,
     read_json,
@@ -59,7 +59,7 @@ def test_json_that_is_no_file_or_too_large(tmp_path: Path, monkeypatch: pytest.M
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(FinesslError, match="not a regular file"):
         read_json(tmp_path / "pipe.json", Thing)
-    monkeypatch.setattr("finessl.files.MAX_JSON", 10)
+    monkeypatch.setattr("finessl.runtime.files.MAX_JSON", 10)
     write_atomically(tmp_path / "long.json", '{"name": "a", "sizes": []}')
     with pytest.raises(FinesslError, match="more than such a file can have"):
         read_json(tmp_path / "long.json", Thing)

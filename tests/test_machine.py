@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from finessl import machine
+from finessl.runtime import machine
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_container_with_a_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_decoding_uses_the_cores_that_are_granted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from finessl.data import store
+    from finessl.data import pixel_store as store
 
     monkeypatch.setattr(store, "usable_cores", lambda: 3)
     with store.thread_pool(None) as pool:

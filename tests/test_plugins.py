@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 import finessl
-from finessl import plugins
 from finessl.cli import app
-from finessl.data.augment import STRONG, WEAK
 from finessl.data.sources import SOURCES
 from finessl.data.splits import SPLITS
+from finessl.data.views import STRONG, WEAK
 from finessl.errors import FinesslError
 from finessl.methods import METHODS
 from finessl.models.heads import HEADS
 from finessl.models.tuning import TUNINGS
 from finessl.recipe import Recipe
-from finessl.training.rundir import RunDirectory
+from finessl.registry import plugins
+from finessl.runs.directory import RunDirectory
 
 SHORT = ("--steps", "2", "--backbone", "embedded", "--set", "train.batch_size=4", "--set", "data.strong_views=1")
 REGISTRIES = (METHODS, TUNINGS, HEADS, SOURCES, SPLITS, WEAK, STRONG)

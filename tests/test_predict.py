@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import finessl
-from finessl import prediction
 from finessl.cli import app
 from finessl.errors import FinesslError
-from finessl.prediction import Predictions, as_csv, write_predictions
+from finessl.inference import predict as prediction
+from finessl.inference.predict import Predictions, as_csv, write_predictions
 
 Capture = pytest.CaptureFixture[str]
 

@@ -9,7 +9,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 from torch.nn import functional as F
 
-from finessl.probe import few_shot, knn_votes, linear_logits, score
+from finessl.inference.probe import few_shot, knn_votes, linear_logits, score
 
 
 def clouds(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from finessl import compare
-from finessl.engines.cluster import run_ray
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe
-from finessl.training.rundir import RunDirectory
+from finessl.runs.directory import RunDirectory
+from finessl.sweeps import compare
+from finessl.sweeps.engines.cluster import run_ray
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'finessl[ray]'")
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the worker to kill in /proc")

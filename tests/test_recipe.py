@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from finessl.errors import FinesslError
 from finessl.methods import METHODS
-from finessl.options import Count, Probability
 from finessl.recipe import Choice, Recipe, merge, override, parse_setting, read_toml, recipe_folder
+from finessl.registry.options import Count, Probability
 
 
 def test_defaults_are_the_papers() -> None:

@@ -8,8 +8,8 @@ import pytest
 from pydantic import Field
 
 from finessl.errors import FinesslError
-from finessl.options import Count, Probability, check_options, describe
 from finessl.registry import Registry
+from finessl.registry.options import Count, Probability, check_options, describe
 
 
 class Thing:

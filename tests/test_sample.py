@@ -11,13 +11,13 @@ import torch
 
 from finessl.data.dataset import Dataset
 from finessl.data.sources import open_dataset
+from finessl.inference.probe import probe
 from finessl.methods import METHODS
 from finessl.models.backbones import create_backbone
 from finessl.models.tuning import TUNINGS
-from finessl.probe import probe
 from finessl.recipe import Recipe
+from finessl.runs.directory import RunDirectory
 from finessl.training.loop import Settings, train
-from finessl.training.rundir import RunDirectory
 
 SHORT = {
     "data.source": "sample",

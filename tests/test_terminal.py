@@ -13,13 +13,12 @@ import pytest
 from rich.table import Table
 
 import finessl
-from finessl import doctor
-from finessl.cli import app
+from finessl.cli import app, doctor
 from finessl.cli.evaluate import show
 from finessl.cli.train import show_summary
-from finessl.evaluation import Evaluation, Interval
-from finessl.terminal import console
-from finessl.training.progress import Display, time_left
+from finessl.inference.evaluate import Evaluation, Interval
+from finessl.runtime.progress import Display, time_left
+from finessl.runtime.terminal import console
 
 Capture = pytest.CaptureFixture[str]
 ODD = ("[/]", "[bold]x", "[/bold]", ":smile:", r"$\frac{1}{0$")
@@ -88,7 +87,7 @@ def test_the_package_is_typed() -> None:
 
 def test_progress_without_a_terminal_tells_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("finessl.training.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("finessl.runtime.progress.time.monotonic", lambda: clock[0])
     out = io.StringIO()
     with Display(console(file=out, width=80)) as display:
         for done in (10, 11, 12):  # resumed at step 10: what was done before does not count
@@ -146,7 +145,7 @@ def test_step_and_time_left_are_readable_in_80_columns() -> None:
 def test_tables_of_results_fit_80_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
     """A row is a line, and a setting is named once."""
     monkeypatch.setattr(
-        "finessl.terminal.console", lambda **_: console(width=80, force_terminal=True, color_system=None)
+        "finessl.runtime.terminal.console", lambda **_: console(width=80, force_terminal=True, color_system=None)
     )
     words = ["paper", "main", "--show", "--only", "cifar100", "--out", str(tmp_path)]
     app(words, standalone_mode=False)
@@ -156,8 +155,8 @@ def test_tables_of_results_fit_80_columns(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_the_overview_of_the_paper_names_what_is_lacking_once() -> None:
-    from finessl.paper.needs import Places
-    from finessl.paper.report import overview
+    from finessl.sweeps.paper.needs import Places
+    from finessl.sweeps.paper.report import overview
 
     table = overview(Places())
     assert table.header == ["name", "in the paper", "what", "needs"]
@@ -175,7 +174,9 @@ def test_nothing_slow_is_imported_before_ctrl_c_is_taken_over() -> None:
         check=True,
         cwd=Path(finessl.__file__).parents[1],
     )
-    assert set(done.stdout.split()) <= {"__future__", "finessl", "finessl.errors", "finessl.__main__"}
+    assert set(done.stdout.split()) <= {
+        "__future__", "finessl", "finessl.errors", "finessl.__main__", "finessl.runtime", "finessl.runtime.version",
+    }  # fmt: skip
 
 
 def test_a_name_that_the_system_refuses_is_one_sentence(tmp_path: Path) -> None:

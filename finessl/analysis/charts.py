@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from finessl.analysis.metrics import Interval, Reliability
 from finessl.analysis.style import COLOURS, DASHES, GROUPS, HATCHES, INK, MARKERS, MUTED, PAPER
+from finessl.inference.metrics import Interval, Reliability
 
 Series = tuple[np.ndarray, np.ndarray]
 FEW_POINTS = 12  # up to so many are marked, one by one

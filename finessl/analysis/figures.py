@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from finessl.analysis import charts, metrics
-from finessl.analysis.metrics import Interval
+from finessl.analysis import charts
 from finessl.analysis.runs import Outcome, plain, read_runs, short
 from finessl.analysis.style import canvas, save, styled
 from finessl.errors import FinesslError
+from finessl.inference import metrics
+from finessl.inference.metrics import Interval
 from finessl.registry import Registry
 
 HERE = "finessl.analysis.figures:"

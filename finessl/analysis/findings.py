@@ -8,12 +8,12 @@ from typing import Literal
 
 import numpy as np
 
-from finessl.analysis import metrics
 from finessl.analysis.estimate import STRANGE, SecondOpinion
-from finessl.analysis.metrics import Interval
 from finessl.analysis.runs import Outcome, plain
 from finessl.data.dataset import count_of, some
+from finessl.inference import metrics
 from finessl.inference.audit import Audit
+from finessl.inference.metrics import Interval
 
 UNEVEN = 0.10  # of the pseudo-labels in the wrong class's share: worth a warning
 SURER = 0.05  # confidence above accuracy: worth a warning

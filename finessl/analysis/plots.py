@@ -11,8 +11,8 @@ from finessl.analysis import charts
 from finessl.analysis.runs import Outcome
 from finessl.analysis.style import COLOURS, canvas, styled
 from finessl.errors import FinesslError
-from finessl.training.experiment import open_source
-from finessl.training.rundir import RunDirectory
+from finessl.runs.directory import RunDirectory
+from finessl.runs.inputs import open_source
 
 
 def demo_picture(runs: Mapping[str, RunDirectory], path: Path) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import finessl
 from finessl.analysis.estimate import second_opinion
 from finessl.analysis.findings import Finding, Verdict, findings, judge
 from finessl.analysis.galleries import galleries
@@ -18,7 +17,8 @@ from finessl.analysis.sections import bias, classes, confidence, learning, pictu
 from finessl.analysis.style import styled
 from finessl.data.dataset import Dataset, some
 from finessl.errors import FinesslError
-from finessl.files import write_atomically, writing
+from finessl.runtime.files import write_atomically, writing
+from finessl.runtime.version import __version__
 
 Progress = Callable[[str, int, int], None]
 LEVELS = {"problem": "Problem", "watch": "Watch", "good": "OK", "note": "Note"}
@@ -43,7 +43,7 @@ def write_report(
 
 def open_images(outcome: Outcome, progress: Progress | None) -> Dataset | None:
     """The run's data, if it is still there and still the same; otherwise a word about it in `missing`."""
-    from finessl.training.experiment import open_source
+    from finessl.runs.inputs import open_source
 
     source = outcome.recipe.data.source
     try:
@@ -80,7 +80,7 @@ def build(outcomes: Sequence[Outcome], dataset: Dataset | None, progress: Progre
             bias(outcomes),
             provenance(outcomes),
         ),
-        el("footer", f"Written by finessl {finessl.__version__} from {', '.join(str(o.path) for o in outcomes)}."),
+        el("footer", f"Written by finessl {__version__} from {', '.join(str(o.path) for o in outcomes)}."),
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def look_for_leaks(dataset: Dataset | None, progress: Progress | None) -> Findin
     if count > LEAK_LIMIT:
         text = f"{count:,} images were not searched for test images that are also in the training set."
         return Finding("note", "Leaks: not looked for", text)
-    from finessl.data.inspect import report
+    from finessl.data.inspection import report
 
     note = None if progress is None else lambda done, total: progress("looking for leaks", done, total)
     looked = report(dataset, progress=note)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from finessl.analysis import metrics
 from finessl.data.splits import SplitFile
 from finessl.errors import FinesslError
-from finessl.files import read_arrays, read_json
+from finessl.inference import metrics
 from finessl.inference.audit import Audit, read_audit
 from finessl.recipe import Recipe
-from finessl.training.rundir import RunDirectory
+from finessl.runs.directory import RunDirectory
+from finessl.runtime.files import read_arrays, read_json
 
 MAX_NUMBERED = 100_000  # classes of a run that names none
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from finessl.analysis import charts, figures, metrics
+from finessl.analysis import charts, figures
 from finessl.analysis.findings import data_differences, percent, span
 from finessl.analysis.galleries import Gallery
 from finessl.analysis.page import Html, el, join, table
 from finessl.analysis.runs import Outcome
 from finessl.analysis.style import COLOURS, canvas, inline_svg
+from finessl.inference import metrics
 
 SHOWN = 20  # classes in the table before the others are folded away
 HALVES = 200  # test images from which a temperature fitted on half of them is worth reporting

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from finessl.bench.timing import milliseconds
-from finessl.data.augment import STRONG, WEAK, normalise
-from finessl.data.store import PixelStore
+from finessl.data.pixel_store import PixelStore
+from finessl.data.views import STRONG, WEAK, normalise
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 

@@ -22,14 +22,14 @@ from PIL import Image
 from finessl.bench.augment import MEAN, STD, pillow_view
 from finessl.bench.scale import write_originals, write_set
 from finessl.bench.timing import milliseconds
-from finessl.data.augment import STRONG, WEAK
 from finessl.data.images import ArrayImages, Images, fitted, opened, resize
 from finessl.data.loader import Loader
+from finessl.data.pixel_store import PixelStore
 from finessl.data.sources import open_dataset
-from finessl.data.store import PixelStore
+from finessl.data.views import STRONG, WEAK
 from finessl.errors import FinesslError
+from finessl.inference.encode import encode
 from finessl.models.backbones import create_backbone
-from finessl.training.evaluate import encode
 from finessl.training.experiment import RESIZE
 
 FETCHES = 10  # batches

@@ -15,15 +15,15 @@ from finessl.bench.data import Rate
 from finessl.bench.scale import write_originals, write_set
 from finessl.bench.step import encoder_flops, synthetic
 from finessl.bench.timing import matmul_rate, milliseconds
-from finessl.classifier import Classifier
 from finessl.data.sources import open_dataset
-from finessl.evaluation import predict_images, reader
-from finessl.machine import usable_cores
+from finessl.inference.classifier import Classifier
+from finessl.inference.evaluate import predict_images, reader
+from finessl.models.build import compile_encoder
 from finessl.models.encoder import Encoder
 from finessl.recipe import Recipe
-from finessl.training.acceleration import compile_encoder
+from finessl.runtime.machine import usable_cores
+from finessl.runtime.precision import DTYPES, autocast
 from finessl.training.experiment import prepare
-from finessl.training.precision import DTYPES, autocast
 
 
 def bench_predict(

@@ -30,7 +30,7 @@ from finessl.errors import FinesslError
 CLASS, LABELED, SIDE = 1000, 10, (500, 375)
 ORIGINALS, LINKS = 64, 50_000  # different JPEGs at least; a file system allows some 65,000 links to one file
 FETCH, FETCHES = 128, 20  # images of a batch, batches
-LOADED = ["finessl.data.sources.folder", "finessl.data.splits", "finessl.data.store"]
+LOADED = ["finessl.data.sources.folder", "finessl.data.splits", "finessl.data.pixel_store"]
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ def write_set(root: Path, originals: Sequence[Path], count: int) -> None:
 
 def measure(root: Path, sample: int, seconds: float, seed: int) -> SizeCost:
     """In a process of its own, so that its memory and its caches are its own."""
+    from finessl.data.pixel_store import PixelStore
     from finessl.data.sources import open_dataset
     from finessl.data.splits import make_split
-    from finessl.data.store import PixelStore
 
     with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
 

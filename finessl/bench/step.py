@@ -16,14 +16,15 @@ from finessl.bench.timing import matmul_rate, peak_memory, reset_memory, synchro
 from finessl.data.dataset import Dataset
 from finessl.data.images import ArrayImages
 from finessl.data.loader import Prefetcher
+from finessl.models.build import store_frozen
 from finessl.models.encoder import Encoder
 from finessl.models.vit import ViTEncoder
 from finessl.recipe import Recipe
-from finessl.training.acceleration import accelerate
+from finessl.runtime.distributed import Processes
+from finessl.runtime.precision import DTYPES, resolve_precision
+from finessl.training.cuda_graph import accelerate
 from finessl.training.diagnostics import Diagnostics, hidden_truth
-from finessl.training.distributed import Processes
 from finessl.training.experiment import Experiment, prepare
-from finessl.training.precision import DTYPES, resolve_precision, store_frozen
 from finessl.training.step import TrainingStep
 
 PARTS = ("data", "weak forward", "forward", "method", "diagnostics", "backward", "update")

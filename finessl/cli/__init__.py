@@ -14,7 +14,7 @@ import typer
 import typer.core
 
 from finessl.errors import FinesslError
-from finessl.terminal import discard_stdout, prepare_streams
+from finessl.runtime.terminal import discard_stdout, prepare_streams
 
 # In the order of the work, for --help: look at the data, train, measure, use; then grids of runs, then the rest.
 VERBS = (
@@ -67,6 +67,7 @@ from finessl.cli import (  # noqa: E402 - each adds its verbs to `app`
     grid,  # noqa: F401
     listing,  # noqa: F401
     predict,  # noqa: F401
+    probe,  # noqa: F401
     quick,  # noqa: F401
     report,  # noqa: F401
     select,  # noqa: F401

@@ -32,9 +32,9 @@ def audit(
     from finessl.cli.select import check_target
     from finessl.data.dataset import count_of, some
     from finessl.errors import FinesslError
-    from finessl.files import write_atomically, writing
     from finessl.inference.audit import audit_run, sample_images
-    from finessl.training.progress import Display
+    from finessl.runtime.files import write_atomically, writing
+    from finessl.runtime.progress import Display
 
     if (out is None) == (answers is None):
         raise FinesslError("give --out FILE to choose images to judge, or --answers FILE with their labels.")

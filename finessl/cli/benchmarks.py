@@ -40,7 +40,7 @@ def step(
     """Where a training step's time goes, and how far it is from the chip's limit."""
     from finessl.bench.step import bench_step
     from finessl.recipe import Recipe
-    from finessl.training.loop import resolve_device
+    from finessl.runtime.device import resolve_device
 
     fields: dict[str, Any] = {
         "data.image_size": image_size, "data.strong_views": strong_views, "split.labels_per_class": 4,
@@ -96,7 +96,7 @@ def predict(
     """Images per second of a classifier: the encoder against the chip's matrix rate, a folder against its decoding."""
     from finessl.bench.predict import bench_predict
     from finessl.recipe import Recipe
-    from finessl.training.loop import resolve_device
+    from finessl.runtime.device import resolve_device
 
     target = resolve_device(device)
     recipe = Recipe.read(None, {
@@ -136,10 +136,10 @@ def tuning(
     from dataclasses import asdict
 
     from finessl.bench.tuning import bench_tunings
-    from finessl.catalog import registry
-    from finessl.compare import axis_values
     from finessl.recipe import Recipe
-    from finessl.training.loop import resolve_device
+    from finessl.recipe.catalog import registry
+    from finessl.runtime.device import resolve_device
+    from finessl.sweeps.compare import axis_values
 
     names = axis_values(tunings, registry("tunings").names(), "tunings")
     recipe = Recipe.read(None, {
@@ -178,7 +178,7 @@ def augment(
     from dataclasses import asdict
 
     from finessl.bench.augment import bench_augment
-    from finessl.training.loop import resolve_device
+    from finessl.runtime.device import resolve_device
 
     rows = bench_augment(resolve_device(device), size=size, source_size=source_size, batch=batch)
     if json_:
@@ -206,7 +206,7 @@ def data(
 ) -> None:
     """Images per second from files to views, against plain Pillow; is it the files or the network that limits?"""
     from finessl.bench.data import bench_data
-    from finessl.training.loop import resolve_device
+    from finessl.runtime.device import resolve_device
 
     rows = bench_data(
         data, resolve_device(device), root=root, images=images, size=size, batch=batch_size,
@@ -230,7 +230,7 @@ def scale(
 
     from finessl.bench.scale import bench_scale, ratios
     from finessl.errors import FinesslError
-    from finessl.training.progress import Display
+    from finessl.runtime.progress import Display
 
     try:
         counts = [int(size) for size in sizes.split(",")]
@@ -273,9 +273,9 @@ def quick_(
     from finessl.cli.quick import named_files
     from finessl.data.sources import open_dataset
     from finessl.models.backbones import candidate_backbones
-    from finessl.training.loop import resolve_device
-    from finessl.training.precision import resolve_precision
-    from finessl.training.progress import Display
+    from finessl.runtime.device import resolve_device
+    from finessl.runtime.precision import resolve_precision
+    from finessl.runtime.progress import Display
 
     target = resolve_device(device)
     counts = [int(part) for part in labels.split(",")]

@@ -22,7 +22,7 @@ def show(context: typer.Context, cache_dir: Folder = None) -> None:
     from rich.table import Table
 
     from finessl.data.cache import age, cache_folder, entries, limit_bytes, pixel_folder
-    from finessl.terminal import console
+    from finessl.runtime.terminal import console
 
     found, out = entries(cache_dir), console(soft_wrap=True)
     if found:

@@ -35,12 +35,12 @@ def split(
     """Show or save which images are labeled."""
     import shlex
 
+    from finessl.analysis.split_figure import draw_split
     from finessl.api import make_recipe
-    from finessl.data.splits_figure import draw_split
-    from finessl.files import writing
     from finessl.recipe import parse_setting
-    from finessl.training.experiment import make_or_load_split, open_source
-    from finessl.training.progress import Display
+    from finessl.runs.inputs import make_or_load_split, open_source
+    from finessl.runtime.files import writing
+    from finessl.runtime.progress import Display
 
     more: dict[str, Any] = dict(map(parse_setting, set_ or []))
     recipe = make_recipe(
@@ -74,7 +74,7 @@ def split(
 def show_split(made: Any, dataset: Any) -> None:
     from rich.table import Table
 
-    from finessl.terminal import console
+    from finessl.runtime.terminal import console
 
     labeled, unlabeled, other = made.counts(dataset)
     positions, test_labels = made.test(dataset)
@@ -117,17 +117,17 @@ def inspect_(
     Finds broken files, duplicates, leaks between training and test images, suspicious labels and classes with too few
     labels.
     """
-    from finessl.data.inspect import report
+    from finessl.data.inspection import report
     from finessl.data.sources import open_dataset
-    from finessl.training.progress import Display
+    from finessl.runtime.progress import Display
 
     with Display() as display:
         columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column}
         dataset = open_dataset(data, root=root, **{name: value for name, value in columns.items() if value is not None})
         features = None
         if backbone is not None:
-            from finessl.probe import features_of
-            from finessl.training.loop import resolve_device
+            from finessl.inference.probe import features_of
+            from finessl.runtime.device import resolve_device
 
             features = features_of(dataset, backbone, weights, resolve_device(device), display.update)
         found = report(dataset, features=features, progress=lambda d, t: display.update("looking", d, t or d))
@@ -142,7 +142,7 @@ def span(counts: Any) -> str:
 
 def show_report(found: Any, most: int) -> None:
     from finessl.data.dataset import count_of
-    from finessl.terminal import console
+    from finessl.runtime.terminal import console
 
     out = console(soft_wrap=True)  # a file name is not broken in two
     say = lambda text="": out.print(text)  # noqa: E731

@@ -1,13 +1,28 @@
-"""finessl demo, finessl probe."""
+"""finessl demo: real images, a small real backbone, 4 labels per class; labeled images alone, then FineSSL."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from finessl.cli import app
+
+if TYPE_CHECKING:
+    from finessl.sweeps.compare import Cell, Row
+
+METHODS = ("supervised", "finessl")
+
+
+@dataclass(frozen=True)
+class Demo:
+    cells: list[Cell]
+    rows: list[Row]
+    picture: Path
+    report: Path
 
 
 @app.command()
@@ -21,7 +36,6 @@ def demo(
     4 labels per class, a small backbone; two to four minutes on two CPU cores.
     """
     from finessl.cli.grid import show_rows
-    from finessl.demo import run_demo
 
     result = run_demo(out, seeds=seeds, device=device)
     show_rows(result.rows, ["method"], f"sample: 10 classes, 4 labels each, {seeds} seed{'s' if seeds > 1 else ''}")
@@ -30,44 +44,19 @@ def demo(
     print(f"report: {result.report.resolve()}")
 
 
-@app.command(no_args_is_help=True)
-def probe(
-    data: Annotated[str, typer.Argument(help="A source with train and test images.", show_default=False)],
-    root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
-    backbone: Annotated[str, typer.Option(help="Alias or timm name.")] = "embedded",
-    weights: Annotated[str | None, typer.Option(help="The backbone's weights.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels at the input.")] = None,
-    labels_per_class: Annotated[
-        int, typer.Option("--labels-per-class", "-n", help="For the few-label prototypes.")
-    ] = 4,
-    precision: Annotated[str, typer.Option(help="fp32; bf16, fp8 or auto: faster, less exact.")] = "fp32",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Measure a backbone's frozen features on some data.
+def run_demo(out: Path, *, seeds: int = 1, device: str = "auto", say: Callable[[str], None] = print) -> Demo:
+    """Train both methods with the same budget for each seed, then draw what happened."""
+    from finessl.analysis.plots import demo_picture
+    from finessl.analysis.report import write_report
+    from finessl.recipe import Recipe
+    from finessl.sweeps.compare import make_cells, summarise
+    from finessl.training.loop import Settings, train
 
-    k-NN, linear probe and class means of a few labels.
-    """
-    from dataclasses import asdict
-
-    from finessl.probe import probe as measure
-    from finessl.training.loop import resolve_device
-    from finessl.training.precision import resolve_precision
-    from finessl.training.progress import Display
-
-    target = resolve_device(device)
-    with Display() as display:
-        result = measure(
-            data, root=root, backbone=backbone, weights=weights, image_size=image_size, device=target,
-            labels_per_class=labels_per_class, precision=resolve_precision(precision, target), progress=display.update,
-        )  # fmt: skip
-    if json_:
-        import json
-
-        print(json.dumps(asdict(result)))
-        return
-    print(f"{backbone} on {data}: {result.train_images:,} training and {result.test_images:,} test images")
-    print(f"  k-NN (k = 20)                  {result.knn:.2%}")
-    print(f"  linear probe                   {result.linear:.2%}")
-    mean, deviation = result.prototypes or (0.0, 0.0)
-    print(f"  class means of {result.labels_per_class} labels each   {mean:.2%} ± {deviation:.2%} (10 seeds)")
+    recipe = Recipe.read("demo")
+    cells = make_cells(recipe, {"method.name": METHODS, "seed": list(range(seeds))}, out)
+    for number, cell in enumerate(cells, 1):
+        say(f"[{number}/{len(cells)}] {cell.recipe.method.name}, seed {cell.recipe.seed} → {cell.run.path}")
+        train(cell.recipe, cell.run.path, Settings(device=device, log_every=5))
+    first = {cell.recipe.method.name: cell.run for cell in cells if cell.recipe.seed == 0}
+    report = write_report([run.path for run in first.values()], out / "report.html")
+    return Demo(cells, summarise(cells), demo_picture(first, out / "demo.png"), report)

@@ -11,7 +11,7 @@ from finessl.cli import app
 from finessl.cli.train import LABEL_COLUMN_HELP, PATH_COLUMN_HELP, Plugins
 
 if TYPE_CHECKING:
-    from finessl.evaluation import Evaluation
+    from finessl.inference.evaluate import Evaluation
 
 
 @app.command(no_args_is_help=True)
@@ -44,9 +44,9 @@ def evaluate(
     """
     import sys
 
-    from finessl import plugins
-    from finessl.evaluation import evaluate_run
-    from finessl.training.progress import Display
+    from finessl.inference.evaluate import evaluate_run
+    from finessl.registry import plugins
+    from finessl.runtime.progress import Display
 
     plugins.load(plugin or ())
     with Display() as display:
@@ -75,7 +75,7 @@ def show(run: Path, result: Evaluation) -> None:
     from rich.table import Table
 
     from finessl.data.dataset import count_of
-    from finessl.terminal import console
+    from finessl.runtime.terminal import console
 
     low, high = result.interval
     table = Table(title=f"{run} on {result.data}", title_justify="left")

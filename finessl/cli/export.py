@@ -27,9 +27,9 @@ def export(
 
     The files are compared with the run on real images first. Nothing is written if they do not agree.
     """
-    from finessl import plugins
     from finessl.inference.export import export_run
-    from finessl.training.progress import Display
+    from finessl.registry import plugins
+    from finessl.runtime.progress import Display
 
     plugins.load(plugin or ())
     with Display() as display:

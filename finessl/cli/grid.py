@@ -40,12 +40,12 @@ def resume(
 
     A finished run is left as it is. The plug-ins that its recipe records are imported.
     """
-    from finessl import plugins
     from finessl.cli.train import show_summary
     from finessl.recipe import Recipe, override
+    from finessl.registry import plugins
+    from finessl.runs.directory import RunDirectory
     from finessl.training.loop import Settings, train
     from finessl.training.quick import METHOD as QUICK
-    from finessl.training.rundir import RunDirectory
 
     plugins.load(plugin or ())
     directory = RunDirectory(run)
@@ -98,14 +98,14 @@ def compare(
 
     Shows mean ± standard deviation over seeds. Finished cells are skipped: the same command resumes the grid.
     """
-    from finessl import compare as grid
-    from finessl import plugins
     from finessl.api import make_recipe
-    from finessl.catalog import registry
-    from finessl.engines import run_cells
     from finessl.errors import FinesslError
     from finessl.recipe import parse_setting
-    from finessl.tabulate import check_format, show
+    from finessl.recipe.catalog import registry
+    from finessl.registry import plugins
+    from finessl.sweeps import compare as grid
+    from finessl.sweeps.engines import run_cells
+    from finessl.sweeps.table import check_format, show
 
     check_format(format_)
     plugins.load(plugin or ())
@@ -191,17 +191,17 @@ def paper(
 
     Trains the grid behind a table and prints the results next to the paper's values.
     """
-    from finessl.catalog import registry
-    from finessl.compare import axis_values
-    from finessl.engines import run_cells
     from finessl.errors import FinesslError
     from finessl.models.aliases import BACKBONES
-    from finessl.paper import contents
-    from finessl.paper import report as reports
-    from finessl.paper.grid import make_grid, read_scale
-    from finessl.paper.needs import Places, named_places
     from finessl.recipe import parse_setting
-    from finessl.tabulate import check_format, show
+    from finessl.recipe.catalog import registry
+    from finessl.sweeps.compare import axis_values
+    from finessl.sweeps.engines import run_cells
+    from finessl.sweeps.paper import contents
+    from finessl.sweeps.paper import report as reports
+    from finessl.sweeps.paper.grid import make_grid, read_scale
+    from finessl.sweeps.paper.needs import Places, named_places
+    from finessl.sweeps.table import check_format, show
 
     check_format(format_)
     places = Places(
@@ -257,7 +257,7 @@ def note(message: str) -> None:
 
 def show_rows(rows: list[Any], names: list[str], title: str) -> None:
     """A grid's rows on the terminal."""
-    from finessl.compare import tabulate
-    from finessl.tabulate import show
+    from finessl.sweeps.compare import tabulate
+    from finessl.sweeps.table import show
 
     show(tabulate(rows, names, title))

@@ -24,11 +24,10 @@ def list_(
     from rich.table import Table
     from rich.text import Text
 
-    from finessl import plugins
-    from finessl.catalog import entries
     from finessl.errors import FinesslError
-    from finessl.registry import nearest
-    from finessl.terminal import console
+    from finessl.recipe.catalog import entries
+    from finessl.registry import nearest, plugins
+    from finessl.runtime.terminal import console
 
     if kind is not None and kind not in KINDS:
         raise FinesslError(f"finessl list {kind}{nearest(kind, KINDS) or '.'} Choose from {', '.join(KINDS)}.")
@@ -49,8 +48,8 @@ def doctor() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from finessl.doctor import examine
-    from finessl.terminal import console
+    from finessl.cli.doctor import examine
+    from finessl.runtime.terminal import console
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     colours = {"ok": "green", "none": "yellow", "problem": "red"}

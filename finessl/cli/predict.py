@@ -71,12 +71,9 @@ def predict(
     """
     import sys
 
-    from finessl import plugins
     from finessl.data.dataset import count_of
     from finessl.errors import FinesslError
-    from finessl.inference.sorting import check_target
-    from finessl.inference.sorting import sort_into as sort_images
-    from finessl.prediction import (
+    from finessl.inference.predict import (
         EMBEDDINGS,
         abstain,
         as_csv,
@@ -85,7 +82,10 @@ def predict(
         write_embeddings,
         write_predictions,
     )
-    from finessl.training.progress import Display
+    from finessl.inference.sorting import check_target
+    from finessl.inference.sorting import sort_into as sort_images
+    from finessl.registry import plugins
+    from finessl.runtime.progress import Display
 
     if out is not None and not out.suffix:
         files_only = {
@@ -150,8 +150,8 @@ def predict(
 
 def stated_error(run: Path, min_confidence: float) -> str:
     """What the run's audit says of answers that are this sure."""
-    from finessl.evaluation import run_folder
     from finessl.inference.audit import error_rate, read_audit
+    from finessl.inference.evaluate import run_folder
 
     audit = read_audit(run_folder(run))
     if audit is None:
@@ -171,7 +171,7 @@ def predict_parts(run: Path, images: list[Path], out: Path, **options: Any) -> N
 
     from finessl.data.dataset import count_of
     from finessl.inference.bulk import predict_bulk
-    from finessl.training.progress import Display
+    from finessl.runtime.progress import Display
 
     with Display() as display:
         totals = predict_bulk(

@@ -58,7 +58,7 @@ def quick(
     from finessl.api import make_recipe
     from finessl.models.backbones import candidate_backbones
     from finessl.recipe import parse_setting
-    from finessl.training.progress import Display
+    from finessl.runtime.progress import Display
     from finessl.training.quick import quick as run
 
     fields: dict[str, Any] = dict(
@@ -109,7 +109,7 @@ def show(answer: Any, out: Path | None) -> None:
     from rich.table import Table
 
     from finessl.frozen.choose import SOLVERS
-    from finessl.terminal import console
+    from finessl.runtime.terminal import console
     from finessl.training.quick import table
 
     rows, split = table(answer), answer.split

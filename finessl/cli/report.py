@@ -32,7 +32,7 @@ def figure(
         from rich.table import Table
         from rich.text import Text
 
-        from finessl.terminal import console
+        from finessl.runtime.terminal import console
 
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for known in FIGURES.names():
@@ -63,7 +63,7 @@ def report(
     One self-contained HTML file: accuracy, confidence, warnings, and the images behind them.
     """
     from finessl.analysis.report import write_report
-    from finessl.training.progress import Display
+    from finessl.runtime.progress import Display
 
     with Display() as display:
         path = write_report(runs, out, images=images, progress=display.update)

@@ -44,9 +44,9 @@ def select(
     from finessl.frozen.features import FrozenEncoder, encode_images
     from finessl.frozen.select import select_images
     from finessl.models.backbones import candidate_backbones, create_backbone
-    from finessl.training.loop import resolve_device
-    from finessl.training.precision import resolve_precision
-    from finessl.training.progress import Display
+    from finessl.runtime.device import resolve_device
+    from finessl.runtime.precision import resolve_precision
+    from finessl.runtime.progress import Display
 
     check_target(out)
     target = resolve_device(device)
@@ -93,7 +93,7 @@ def open_images(data: str, root: str | None, labels: str | None) -> tuple[Images
     """Images, labels (−1: none), classes and notes. A folder needs no labels at all."""
     import numpy as np
 
-    from finessl.data.index import natural
+    from finessl.data.folder_index import natural
     from finessl.data.sources import open_dataset, recognise
     from finessl.data.sources.folder import open_pile
 
@@ -116,7 +116,7 @@ def open_images(data: str, root: str | None, labels: str | None) -> tuple[Images
 def check_target(out: Path) -> None:
     """Refuse to overwrite labels that somebody has filled in."""
     from finessl.data.sources.table import read_rows
-    from finessl.files import writing
+    from finessl.runtime.files import writing
 
     with writing(out):
         if not out.exists():
@@ -133,7 +133,7 @@ def write(out: Path, rows: list[tuple[int, str, str, str]]) -> None:
     import csv
     import io
 
-    from finessl.files import write_atomically, writing
+    from finessl.runtime.files import write_atomically, writing
 
     text = io.StringIO(newline="")
     csv.writer(text).writerows([COLUMNS, *rows])

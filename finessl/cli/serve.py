@@ -41,10 +41,10 @@ def serve(
     """
     import secrets
 
-    from finessl import plugins
     from finessl.errors import FinesslError
     from finessl.inference.serve import Limits, Service, bind, is_loopback, open_classifier
     from finessl.inference.serve import serve as run_server
+    from finessl.registry import plugins
 
     local = is_loopback(host)
     if token == "":

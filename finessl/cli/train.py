@@ -135,7 +135,7 @@ def show_summary(folder: Path, meta: dict[str, Any]) -> None:
 
     from rich.table import Table
 
-    from finessl.terminal import console
+    from finessl.runtime.terminal import console
 
     table = Table(title=str(folder), show_header=False, title_justify="left")
     if meta.get("accuracy") is not None:

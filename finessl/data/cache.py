@@ -19,9 +19,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from finessl.data.index import cache_folder
+from finessl.data.folder_index import cache_folder
 from finessl.errors import FinesslError
-from finessl.files import read_json
+from finessl.runtime.files import read_json
 
 LIMIT_GB = 100.0
 NAME = re.compile(r"[0-9a-f]{24}(\.part|\.npz)?")  # what finessl itself has put there

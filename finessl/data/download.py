@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
-from finessl.data.index import Progress
+from finessl.data.folder_index import Progress
 from finessl.errors import FinesslError
 
 CHUNK = 1 << 20

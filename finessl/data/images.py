@@ -18,7 +18,7 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from PIL import Image
 
-from finessl.data.paths import PathTable
+from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 
 Source = str | os.PathLike[str] | bytes | BinaryIO

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finessl.data.augment import Draws, normalise, take
-from finessl.data.ops import upload
+from finessl.data.pixel_ops import upload
+from finessl.data.pixel_store import PixelStore
 from finessl.data.sampler import LABELED, UNLABELED, VIEWS, Sampler, generator
-from finessl.data.store import PixelStore
+from finessl.data.views import Draws, normalise, take
 
 
 @dataclass

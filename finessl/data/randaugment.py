@@ -12,10 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from finessl.data import ops
-from finessl.data.augment import Draws
-from finessl.data.ops import upload
-from finessl.options import Probability
+from finessl.data import pixel_ops as ops
+from finessl.data.pixel_ops import upload
+from finessl.data.views import Draws
+from finessl.registry.options import Probability
 
 Operations = Annotated[int, Field(ge=0, le=100)]
 Pixels = Annotated[int, Field(ge=0, le=8192)]

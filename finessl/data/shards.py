@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from finessl.data.images import EXTENSIONS, UNREAD, ImageError, decode, excerpt_of, open_regular, probe
-from finessl.data.paths import PathTable
+from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 
 LABEL = 1 << 20  # bytes that no label file exceeds

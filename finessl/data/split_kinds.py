@@ -15,7 +15,7 @@ from pydantic import Field
 from finessl.data.dataset import Dataset, some
 from finessl.data.splits import Draw, Parts
 from finessl.errors import FinesslError
-from finessl.options import Count
+from finessl.registry.options import Count
 
 Ratio = Annotated[float, Field(ge=1, le=10**6)]
 

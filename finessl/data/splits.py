@@ -19,9 +19,9 @@ from typing_extensions import TypedDict
 from finessl.data.dataset import Dataset, some
 from finessl.data.sampler import SPLIT, generator
 from finessl.errors import FinesslError
-from finessl.files import DamagedFile, read_json, write_atomically
-from finessl.options import check_options
 from finessl.registry import Registry
+from finessl.registry.options import check_options
+from finessl.runtime.files import DamagedFile, read_json, write_atomically
 
 SPLITS = Registry(
     "split",

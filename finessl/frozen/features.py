@@ -29,14 +29,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finessl.data.augment import normalise
+from finessl.data.folder_index import cache_folder
 from finessl.data.images import ImageError, Images, squash
-from finessl.data.index import cache_folder
 from finessl.data.pixel_file import locked
+from finessl.data.views import normalise
 from finessl.errors import FinesslError
-from finessl.machine import usable_cores
 from finessl.models.backbones import Backbone
 from finessl.models.encoder import freeze_dtype
+from finessl.runtime.machine import usable_cores
 
 Progress = Callable[[int, int], None]
 

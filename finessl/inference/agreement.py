@@ -12,9 +12,9 @@ import numpy as np
 from finessl.data.images import Images
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
-from finessl.evaluation import reader, run_folder
-from finessl.training.experiment import open_source
-from finessl.training.rundir import RunDirectory
+from finessl.inference.evaluate import reader, run_folder
+from finessl.runs.directory import RunDirectory
+from finessl.runs.inputs import open_source
 
 IMAGES = 256
 FIRST_BATCHES = (1, 2, 7)  # a graph that was traced for one batch size fails here

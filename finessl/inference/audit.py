@@ -19,17 +19,17 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from finessl.analysis.metrics import Interval, fit_temperature, softmax, wilson
-from finessl.classifier import Description, load
 from finessl.data.dataset import Dataset, broken_files, some
 from finessl.data.sampler import AUDIT, generator
 from finessl.data.sources.table import read_rows
 from finessl.data.splits import Split
 from finessl.errors import FinesslError
-from finessl.evaluation import predict_images
-from finessl.files import read_arrays, read_json, write_json, writing
-from finessl.training.experiment import open_source
-from finessl.training.rundir import RunDirectory
+from finessl.inference.classifier import Description, load
+from finessl.inference.evaluate import predict_images
+from finessl.inference.metrics import Interval, fit_temperature, softmax, wilson
+from finessl.runs.directory import RunDirectory
+from finessl.runs.inputs import open_source
+from finessl.runtime.files import read_arrays, read_json, write_json, writing
 
 FILE = "audit.json"
 FEW = 30  # judged images below which neither PPI++ nor a temperature is worth it

@@ -30,19 +30,19 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from finessl.classifier import Classifier, load, usual_precision
 from finessl.data.dataset import count_of, some
+from finessl.data.folder_index import natural
 from finessl.data.images import FileImages, ImageError, Images, decode
-from finessl.data.index import natural
-from finessl.data.paths import PathTable
+from finessl.data.path_table import PathTable
 from finessl.data.shards import ShardImages, read_shard
 from finessl.errors import FinesslError
-from finessl.evaluation import predict_images
-from finessl.files import read_json, replacing, sha256, write_json, writing
-from finessl.machine import usable_cores
-from finessl.prediction import encoded, find_files
-from finessl.training.loop import resolve_device
-from finessl.training.precision import resolve_precision
+from finessl.inference.classifier import Classifier, load, usual_precision
+from finessl.inference.evaluate import predict_images
+from finessl.inference.predict import encoded, find_files
+from finessl.runtime.device import resolve_device
+from finessl.runtime.files import read_json, replacing, sha256, write_json, writing
+from finessl.runtime.machine import usable_cores
+from finessl.runtime.precision import resolve_precision
 
 PART_FILES = 4096  # images of a part made of files
 PART_BYTES = 256 << 20  # of a tar file; a larger one is cut into pieces
@@ -477,7 +477,7 @@ def _end_with_parent() -> None:
 
 def ray_runner(address: str | None) -> Callable[[Settings, list[Task], int], Iterator[tuple[int, str | None]]]:
     def run_ray(settings: Settings, tasks: list[Task], jobs: int) -> Iterator[tuple[int, str | None]]:
-        from finessl.engines.cluster import connected
+        from finessl.runtime.ray import connected
 
         with connected(address) as ray:
             have = ray.cluster_resources()

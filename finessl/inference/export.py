@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import finessl
-from finessl.classifier import Classifier, load
 from finessl.errors import FinesslError
-from finessl.evaluation import run_folder
-from finessl.files import sync_folder, writing
 from finessl.inference.agreement import GATES, Agreement, Logits, compare, real_images
+from finessl.inference.classifier import Classifier, load
+from finessl.inference.evaluate import run_folder
 from finessl.registry import Registry, nearest
-from finessl.training.rundir import RunDirectory
+from finessl.runs.directory import RunDirectory
+from finessl.runtime.files import sync_folder, writing
+from finessl.runtime.version import __version__
 
 PRECISIONS = tuple(GATES)
 Say = Callable[[str], None]
@@ -107,7 +107,7 @@ def describe(classifier: Classifier, run: Path | None = None) -> dict[str, Any]:
     """What a program needs to know to use the export, and where the export comes from."""
     about = classifier.description
     described: dict[str, Any] = {
-        "finessl": finessl.__version__,
+        "finessl": __version__,
         "classes": classifier.classes,
         "image_size": classifier.image_size,
         "resize": "squash to image_size x image_size, bilinear with antialiasing (Pillow); upright, white background",

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from finessl.classifier import Classifier
 from finessl.errors import FinesslError
 from finessl.inference.agreement import Logits, real_images
+from finessl.inference.classifier import Classifier
 from finessl.inference.export import Options, copy_script, describe
 from finessl.inference.graph import INPUT, OUTPUTS, ClassifierGraph, trace
 from finessl.inference.onnx_session import open_session, require

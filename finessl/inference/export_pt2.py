@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from finessl.classifier import Classifier
 from finessl.inference.agreement import Logits
+from finessl.inference.classifier import Classifier
 from finessl.inference.export import Options, copy_script, describe
 from finessl.inference.export_onnx import quiet
 from finessl.inference.graph import OUTPUTS, ClassifierGraph, trace

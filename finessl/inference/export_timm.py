@@ -20,16 +20,16 @@ from safetensors.torch import save_file
 from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
 from torch import nn
 
-import finessl
-from finessl.classifier import Classifier
-from finessl.data.augment import normalise
+from finessl.data.views import normalise
 from finessl.errors import FinesslError
 from finessl.inference.agreement import Logits
+from finessl.inference.classifier import Classifier
 from finessl.inference.export import Options, write_json
 from finessl.inference.graph import merged, tuning_of
 from finessl.models.aliases import alias_of
 from finessl.models.backbones import HUB
 from finessl.models.heads import LinearHead
+from finessl.runtime.version import __version__
 
 INSTEAD = "Use --format onnx or pt2, which hold every run."
 
@@ -141,7 +141,7 @@ def config_of(classifier: Classifier, model: Any, architecture: str, arguments: 
             "std": about["std"],
             **{name: value for name, value in published_config(model).items() if name in ("first_conv", "classifier")},
         },
-        "finessl": {"version": finessl.__version__, "temperature": classifier.temperature},
+        "finessl": {"version": __version__, "temperature": classifier.temperature},
     }
 
 

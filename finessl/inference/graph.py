@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from finessl.classifier import Classifier
+from finessl.inference.classifier import Classifier
 from finessl.models.encoder import Encoder
 from finessl.models.network import Network
 from finessl.models.tuning import create

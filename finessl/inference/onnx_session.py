@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from finessl.classifier import ImageLike, as_list, batches
 from finessl.errors import FinesslError
+from finessl.inference.classifier import ImageLike, as_list, batches
 from finessl.inference.graph import INPUT
 from finessl.registry import nearest
 

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from finessl.classifier import Classifier, load, squash
 from finessl.data.images import ImageError, decode
 from finessl.errors import FinesslError
+from finessl.inference.classifier import Classifier, load, squash
 from finessl.inference.onnx_session import OnnxClassifier
-from finessl.machine import usable_cores
+from finessl.runtime.machine import usable_cores
 
 try:
     from starlette.applications import Starlette

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from finessl.errors import FinesslError
-from finessl.files import writing
+from finessl.runtime.files import writing
 
 UNSURE = "unsure"
 

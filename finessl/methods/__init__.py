@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from finessl.options import check_options
 from finessl.registry import Registry
+from finessl.registry.options import check_options
 
 if TYPE_CHECKING:  # torch is imported only when a method is made
     from finessl.methods.base import Method, Task

@@ -18,7 +18,7 @@ import torch
 
 from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import Average, consistency, cross_entropy, full, predict, result
-from finessl.options import Probability, Weight
+from finessl.registry.options import Probability, Weight
 
 
 class DebiasPL(Method):

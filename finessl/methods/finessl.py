@@ -44,7 +44,7 @@ from finessl.methods.parts import (
     result,
     smooth,
 )
-from finessl.options import Probability, Weight
+from finessl.registry.options import Probability, Weight
 
 Ablation = Literal["bms", "margin-in-labeled", "dynamic-alpha", "dls", "ls", "detach"]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import Pace, consistency, cross_entropy, predict, result
-from finessl.options import Probability, Weight
+from finessl.registry.options import Probability, Weight
 
 
 class FlexMatch(Method):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import Average, consistency, cross_entropy, full, others, over_views, predict, result
-from finessl.options import Probability, Weight
+from finessl.registry.options import Probability, Weight
 
 
 class FreeMatch(Method):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from finessl.methods.base import Task
 from finessl.methods.self_training import Balance, SelfTraining
-from finessl.options import Count, Probability
+from finessl.registry.options import Count, Probability
 
 
 class IFPL(SelfTraining):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import consistency, cross_entropy, predict, result
-from finessl.options import Probability, Weight
+from finessl.registry.options import Probability, Weight
 
 
 class PseudoLabel(Method):

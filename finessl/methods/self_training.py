@@ -24,7 +24,7 @@ from torch import Tensor
 from finessl.errors import FinesslError
 from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import cross_entropy, mean_of_selected, predict, result
-from finessl.options import Count, Probability
+from finessl.registry.options import Count, Probability
 
 Balance = Literal["pseudo/labeled", "labeled/pseudo", "none"]
 

@@ -15,7 +15,7 @@ import torch
 
 from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import Average, consistency, cross_entropy, predict, result
-from finessl.options import Probability, Weight
+from finessl.registry.options import Probability, Weight
 
 
 class SoftMatch(Method):

@@ -20,8 +20,7 @@ from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
 from finessl.models.heads import Head, ProjectedHead
 from finessl.models.text import PromptedNames, load_text_tower, projection_to
-from finessl.options import Count
-from finessl.recipe import Choice
+from finessl.registry.options import Choice, Count
 
 
 class CoOpHead(Head):

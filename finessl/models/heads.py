@@ -10,9 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finessl.options import Count, Options
-from finessl.recipe import Choice
 from finessl.registry import Registry
+from finessl.registry.options import Choice, Count, Options
 
 if TYPE_CHECKING:
     from finessl.models.backbones import Backbone

@@ -13,8 +13,7 @@ from finessl.errors import FinesslError
 from finessl.methods.base import View
 from finessl.models.backbones import Backbone
 from finessl.models.heads import HEADS, Head
-from finessl.options import check_options
-from finessl.recipe import Choice
+from finessl.registry.options import Choice, check_options
 
 
 class Network(nn.Module):

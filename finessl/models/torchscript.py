@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from finessl.errors import FinesslError
-from finessl.pickles import load_pickle
+from finessl.runtime.pickles import load_pickle
 
 STORAGES = {
     "DoubleStorage": torch.float64,

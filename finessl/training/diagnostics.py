@@ -24,12 +24,12 @@ from torch import Tensor
 
 from finessl.data.dataset import Dataset
 from finessl.data.splits import Split
-from finessl.files import write_arrays, writing
+from finessl.inference.encode import encode
 from finessl.methods.base import Batch, Method, Outputs, Result, View
 from finessl.models.backbones import create_backbone
-from finessl.training.evaluate import encode
+from finessl.runs.directory import RESUMES
+from finessl.runtime.files import write_arrays, writing
 from finessl.training.experiment import Experiment
-from finessl.training.rundir import RESUMES
 
 GROUPS = ("correct", "incorrect", "novel", "unknown")
 BINS = 100

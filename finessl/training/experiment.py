@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from finessl.data.augment import STRONG, WEAK, create_view
-from finessl.data.dataset import Dataset, broken_files, readable, short_digest, warnings_note
+from finessl.data.dataset import Dataset, short_digest
 from finessl.data.identity import content_digest
-from finessl.data.images import pillow_warnings
 from finessl.data.loader import Loader
+from finessl.data.pixel_store import PixelStore
 from finessl.data.sampler import INITIAL, generator
-from finessl.data.sources import open_dataset
-from finessl.data.splits import SPLITS, Split, make_split
-from finessl.data.store import PixelStore, free_memory
-from finessl.errors import FinesslError
-from finessl.files import sha256, write_atomically, writing
+from finessl.data.splits import Split
+from finessl.data.views import STRONG, WEAK, create_view
+from finessl.inference.classifier import FORMAT, Description, write_classifier
+from finessl.inference.encode import encode
 from finessl.methods import create as create_method
 from finessl.methods.base import Method, Task
 from finessl.models.backbones import Backbone, create_backbone
@@ -33,14 +27,13 @@ from finessl.models.head_init import start_heads
 from finessl.models.network import Network
 from finessl.models.tuning.base import Tuning
 from finessl.recipe import Recipe
-from finessl.training.cached import CachedLoader
-from finessl.training.distributed import Processes
-from finessl.training.evaluate import encode
-from finessl.training.rundir import RunDirectory
+from finessl.runs.directory import RunDirectory
+from finessl.runs.inputs import Report, make_or_load_split, open_source, read_pixels, statistics, write_skipped
+from finessl.runtime.distributed import Processes
+from finessl.runtime.files import sha256
+from finessl.training.feature_cache import CachedLoader
 from finessl.training.step import make_optimizer
 
-Report = Callable[[str, int, int], None]  # what is being done, how many, of how many
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean, standard deviation
 RESIZE = 256 / 224  # training crops come from images whose shorter side is this much longer than the input
 
 
@@ -127,6 +120,28 @@ class Experiment:
         )
         self.network.train()
         return features, torch.from_numpy(self.labels[self.split.labeled])
+
+    def write_classifier(self, folder: Path) -> None:
+        """Write the trained network as a classifier."""
+        recipe = self.recipe
+        head, tensors = self.network.finished(recipe.head)
+        description: Description = {
+            "format": FORMAT,
+            "classes": self.split.classes,
+            "backbone": recipe.model.backbone,
+            "weights": recipe.model.weights,
+            "weights_sha256": self.weights_sha256,
+            "pretrained": recipe.model.pretrained,
+            "seed": recipe.seed,
+            "tuning": {"name": recipe.tuning.name, **recipe.tuning.options},
+            "head": {"name": head.name, **head.options},
+            "aux": self.method.aux,
+            "precision": recipe.train.precision,
+            "image_size": self.image_size,
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+        write_classifier(folder, description, tensors)
 
     def loader(self, processes: Processes, dtype: torch.dtype = torch.float32) -> Loader:
         train, data, method = self.recipe.train, self.recipe.data, self.method
@@ -230,101 +245,3 @@ def prepare(
             },
         )
     return experiment
-
-
-def read_pixels(
-    dataset: Dataset,
-    part: str,
-    cache_dir: Path | None,
-    progress: Report | None,
-    **sizes: int,
-) -> PixelStore:
-    """Decode one part of the data; what cannot be read is left out of it (or refused, if the recipe is strict)."""
-    images = dataset.train if part == "train" else dataset.test
-    assert images is not None
-    report = (lambda done, total: progress(f"reading {part} images", done, total)) if progress else None
-    limit = free_memory() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process has its own copy
-    with pillow_warnings() as warned:
-        store = PixelStore.build(images, cache_dir=cache_dir, progress=report, memory_limit_bytes=limit, **sizes)
-    if warned:
-        dataset.notes.append(warnings_note(warned))
-    dataset.exclude(part, store.failures)
-    return store
-
-
-def open_source(recipe: Recipe, progress: Report | None = None) -> Dataset:
-    """The data set that a recipe names."""
-    data = recipe.data
-    return open_dataset(
-        data.source,
-        root=data.root,
-        strict=data.strict,
-        test=data.test,
-        progress=None if progress is None else lambda done, total: progress("looking for images", done, total or done),
-        **recipe.source.options,
-    )
-
-
-def statistics(recipe: Recipe, dataset: Dataset, store: PixelStore, backbone: Backbone) -> Statistics:
-    """Mean and standard deviation that normalise the images: the backbone's, or the data's (published or measured)."""
-    if recipe.data.statistics == "model":
-        return backbone.mean, backbone.std
-    return dataset.statistics or store.statistics()
-
-
-def write_skipped(run: RunDirectory, dataset: Dataset) -> None:
-    if dataset.excluded:
-        text = io.StringIO(newline="")
-        rows = ((readable(key), reason) for key, reason in dataset.excluded)
-        csv.writer(text).writerows([("image", "reason"), *rows])
-        with writing(run.skipped_file):
-            write_atomically(run.skipped_file, text.getvalue())
-
-
-def make_or_load_split(recipe: Recipe, dataset: Dataset, run: RunDirectory | None, writes: bool) -> Split:
-    if run is not None and run.split_file.exists():
-        split = Split.read(run.split_file, dataset)  # which left out what could not be decoded then
-        if recipe.split.name in SPLITS and split.kind != recipe.split.name:
-            raise FinesslError(
-                f"{run.path} was begun with the split {split.kind}, and {recipe.split.name} is asked for; name another --out."
-            )
-        lost = np.intersect1d(np.union1d(split.labeled, split.unlabeled), dataset.broken)
-        if len(lost):
-            reasons = dict(dataset.excluded)
-            named = [(key, reasons[key]) for key in map(dataset.train.key, lost.tolist())]
-            raise FinesslError(
-                f"{run.path} was begun with images that can no longer be read: {broken_files(named)} "
-                "Restore them, or train again with another --out."
-            )
-        return split
-    if recipe.split.name.endswith(".json"):
-        split = Split.load(Path(recipe.split.name), dataset)
-    else:
-        options: dict[str, Any] = dict(recipe.split.options)
-        split = make_split(
-            dataset,
-            kind=recipe.split.name,
-            seed=options.pop("seed", recipe.seed),
-            labeled_in_unlabeled=recipe.labeled_in_unlabeled(),
-            **options,
-        )
-    if run is not None and writes:
-        with writing(run.split_file):
-            split.save(run.split_file)
-    return split
-
-
-def check_places(run: RunDirectory, recipe: Recipe, places: Sequence[str], dataset: Dataset | None = None) -> None:
-    """Refuse data or weights at other places than a finished run recorded, unless their content is the same."""
-    meta, changed = run.meta(), []
-    if dataset is not None or any(name.startswith(("data.", "source.")) for name in places):
-        changed += (dataset or open_source(recipe)).changes(meta.get("data_fingerprint", ""))
-    if "model.weights" in places and meta.get("weights_sha256"):
-        model = recipe.model
-        backbone = create_backbone(model.backbone, weights=model.weights, image_size=recipe.data.image_size)
-        changed += ["the backbone's weights"] if backbone.sha256() != meta["weights_sha256"] else []
-    if changed:
-        raise FinesslError(
-            f"{run.path} holds a finished run of other data or weights; these differ: {', '.join(changed)}. "
-            "Name another --out."
-        )

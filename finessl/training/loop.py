@@ -20,33 +20,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import finessl
-from finessl import plugins
-from finessl.classifier import export_classifier
-from finessl.compilation import start_compilers
-from finessl.data.dataset import Dataset, count_of, left_out
+from finessl.data.dataset import Dataset, left_out
 from finessl.data.loader import Prefetcher
+from finessl.data.pixel_store import PixelStore
 from finessl.data.sampler import DROPOUT, generator
-from finessl.data.store import PixelStore
 from finessl.errors import FinesslError, Stopped
-from finessl.files import write_arrays, writing
+from finessl.inference.encode import accuracy, encode
 from finessl.models.aliases import alias_of
-from finessl.models.fp8 import Fp8Linear
+from finessl.models.build import store_frozen
 from finessl.recipe import Recipe, TrainRecipe
-from finessl.training import checkpoint
-from finessl.training.acceleration import accelerate, answering, compiles
+from finessl.registry import plugins
+from finessl.runs import checkpoint
+from finessl.runs.directory import RESUMES, RunDirectory
+from finessl.runs.inputs import check_places
+from finessl.runs.metrics_log import MetricsLog, holds_metrics
+from finessl.runtime.compile import start_compilers
+from finessl.runtime.device import describe_device, resolve_device
+from finessl.runtime.distributed import Processes, processes
+from finessl.runtime.files import write_arrays, writing
+from finessl.runtime.fp8 import Fp8Linear
+from finessl.runtime.machine import git_revision
+from finessl.runtime.precision import DTYPES, resolve_precision
+from finessl.runtime.progress import Display
+from finessl.runtime.version import __version__
 from finessl.training.averages import Averages
-from finessl.training.cached import CachedLoader
+from finessl.training.cuda_graph import accelerate, answering, compiles
 from finessl.training.diagnostics import Diagnostics, hidden_truth, look_back
-from finessl.training.distributed import Processes, processes
-from finessl.training.evaluate import accuracy, encode
-from finessl.training.experiment import Experiment, check_places, prepare
-from finessl.training.precision import DTYPES, resolve_precision, store_frozen
-from finessl.training.progress import Display
-from finessl.training.rundir import RESUMES, MetricsLog, RunDirectory, git_revision, holds_metrics
+from finessl.training.experiment import Experiment, prepare
+from finessl.training.feature_cache import CachedLoader
 from finessl.training.step import TrainingStep, all_finite, lr_factor
-
-DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 @dataclass(frozen=True)
@@ -120,22 +122,6 @@ def check_step_fits(recipe: Recipe, device: torch.device) -> None:
             f"({recipe.train.batch_size:,}), train.mu ({recipe.train.mu:,}), data.strong_views "
             f"({recipe.data.strong_views}) or data.image_size smaller."
         )
-
-
-def resolve_device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        if device.type not in DEVICES:
-            raise FinesslError(f"device {name!r} cannot train or predict: use auto, {', '.join(DEVICES)}.")
-        if device.type == "cuda" and device.index is None and torch.cuda.is_available():
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-            torch.cuda.set_device(device)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, ModuleNotFoundError, ValueError) as error:
-        raise FinesslError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return device
 
 
 def recording_steps(train: TrainRecipe) -> int:
@@ -466,7 +452,7 @@ class Training:
             return {}
         self.log.close()
         experiment = self.experiment
-        export_classifier(self.run.classifier, experiment)
+        experiment.write_classifier(self.run.classifier)
         if experiment.test_store is not None:
             if self.test_logits is None:  # stopped between the last checkpoint and here
                 self.test_logits = self.predict(experiment.test_store, experiment.test_index).cpu()
@@ -527,17 +513,11 @@ def interruption(world: int) -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
-def describe_device(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.processor() or platform.machine()} CPU, {count_of(torch.get_num_threads(), 'thread')}"
-
-
 def versions() -> dict[str, str]:
     import timm
 
     return {
-        "finessl": finessl.__version__,
+        "finessl": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "timm": timm.__version__,

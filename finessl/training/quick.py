@@ -16,23 +16,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finessl.classifier import FORMAT, Description, write_classifier
 from finessl.data.dataset import Dataset
 from finessl.data.splits import Split
 from finessl.errors import FinesslError
-from finessl.files import write_arrays, write_atomically, writing
 from finessl.frozen.choose import Candidate, Choice, Pile, better, calibrate, choose_solver
 from finessl.frozen.features import FrozenEncoder, encode_images
 from finessl.frozen.solvers import Solution, feature_centre, prepare
+from finessl.inference.classifier import FORMAT, Description, write_classifier
 from finessl.models.backbones import Backbone, create_backbone
 from finessl.models.head_init import embed_names, read_text_features, text_weights
 from finessl.recipe import Recipe
+from finessl.runs.directory import RunDirectory
+from finessl.runs.inputs import make_or_load_split, open_source, write_skipped
+from finessl.runtime.device import describe_device, resolve_device
+from finessl.runtime.files import write_arrays, write_atomically, writing
+from finessl.runtime.machine import git_revision
+from finessl.runtime.precision import resolve_precision
+from finessl.runtime.progress import Display
 from finessl.training.diagnostics import MAX_ENCODED, MAX_LABELED, MAX_PREDICTED, evenly, hidden_truth
-from finessl.training.experiment import make_or_load_split, open_source, write_skipped
-from finessl.training.loop import describe_device, resolve_device, versions
-from finessl.training.precision import resolve_precision
-from finessl.training.progress import Display
-from finessl.training.rundir import RunDirectory, git_revision
+from finessl.training.loop import versions
 
 METHOD, ZERO_SHOT = "quick", "zero-shot"
 

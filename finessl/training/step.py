@@ -13,9 +13,9 @@ from finessl.data.loader import Views
 from finessl.methods.base import Batch, Method, Outputs, Result, View
 from finessl.models.network import Network
 from finessl.recipe import TrainRecipe
+from finessl.runtime.distributed import Processes
+from finessl.runtime.precision import autocast
 from finessl.training.batch_norm import synchronise_batch_norm
-from finessl.training.distributed import Processes
-from finessl.training.precision import autocast
 
 
 def lr_factor(train: TrainRecipe, step: int, phase: tuple[int, int] | None = None) -> float:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from finessl.analysis import metrics
+from finessl.inference import metrics
 
 
 @pytest.fixture

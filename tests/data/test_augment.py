@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from finessl.data.augment import STRONG, WEAK, CentreView, Draws, WeakView, evaluation_view, normalise, take
+from finessl.data.views import STRONG, WEAK, CentreView, Draws, WeakView, evaluation_view, normalise, take
 from finessl.errors import FinesslError
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from finessl.cli import app
 from finessl.data import cache
-from finessl.data.index import FolderIndex
+from finessl.data.folder_index import FolderIndex
 from finessl.data.pixel_file import lock_of
+from finessl.data.pixel_store import PixelStore
 from finessl.data.sources import open_dataset
-from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
 from finessl.frozen.features import FeatureStore
 
@@ -47,7 +47,7 @@ def test_replaced_image_of_the_same_size_is_decoded_again(photos: Path, tmp_path
 
 
 def test_image_outside_the_sample_is_told_by_its_time(photos: Path, tmp_path: Path, make, monkeypatch) -> None:
-    monkeypatch.setattr("finessl.data.store.content_digest", lambda images: "")
+    monkeypatch.setattr("finessl.data.pixel_store.content_digest", lambda images: "")
     old = build(photos, tmp_path / "c").image(0).copy()
     make.write(photos / "a" / "0.bmp", 99, 20, 24)
     os.utime(photos / "a" / "0.bmp", (1, 1))
@@ -124,7 +124,7 @@ def test_limit_that_is_no_number(monkeypatch, text: str) -> None:
 
 
 def test_show_and_clear(photos: Path, tmp_path: Path, capfd, monkeypatch, own_cache: Path) -> None:
-    monkeypatch.setattr("finessl.data.index.CACHE_FROM", 1)
+    monkeypatch.setattr("finessl.data.folder_index.CACHE_FROM", 1)
     monkeypatch.setenv("COLUMNS", "200")
     app(["cache"], standalone_mode=False)
     assert "nothing is kept" in capfd.readouterr().out

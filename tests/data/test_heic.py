@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from finessl.data import images, index, inspect
+from finessl.data import folder_index as index
+from finessl.data import images
+from finessl.data import inspection as inspect
 from finessl.data.dataset import left_out
 from finessl.data.images import ImageError, decode
 from finessl.data.sources import open_dataset

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from finessl.data.pixel_store import PixelStore
 from finessl.data.sources import open_dataset
 from finessl.data.splits import make_split
-from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from finessl.data.identity import content_digest
 from finessl.data.images import ArrayImages, FileImages, ImageError, open_regular
-from finessl.data.paths import PathTable
+from finessl.data.path_table import PathTable
 
 
 def images_in(root: Path) -> FileImages:

@@ -26,7 +26,7 @@ from finessl.data.images import (
     resize,
     to_rgb,
 )
-from finessl.data.paths import PathTable
+from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finessl.data import index
-from finessl.data.index import FolderIndex, natural
-from finessl.data.paths import PathTable
+from finessl.data import folder_index as index
+from finessl.data.folder_index import FolderIndex, natural
+from finessl.data.path_table import PathTable
 
 
 def names(found: FolderIndex) -> list[str]:
@@ -104,7 +104,7 @@ from pathlib import Path
 import numpy as np
 root, cache = Path(sys.argv[1]), Path(sys.argv[2])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-from finessl.data.index import FolderIndex
+from finessl.data.folder_index import FolderIndex
 found = FolderIndex.open(root, cache=cache)
 labels = np.arange(1000)[found.paths.folder_of - 1]
 name, fingerprint = found.paths[len(found.paths) - 1], found.paths.fingerprint()

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image, ImageDraw
 
 from finessl.data.dataset import Dataset
-from finessl.data.duplicates import Signatures, difference_hash, equal_groups, join_pairs, near_pairs
 from finessl.data.images import ArrayImages
-from finessl.data.inspect import report, suspicious_labels
+from finessl.data.inspection import report, suspicious_labels
+from finessl.data.near_duplicates import Signatures, difference_hash, equal_groups, join_pairs, near_pairs
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
 

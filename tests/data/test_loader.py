@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from finessl.data.augment import STRONG, WEAK
 from finessl.data.loader import Loader, Views
-from finessl.data.store import PixelStore
-from finessl.training.distributed import Processes
+from finessl.data.pixel_store import PixelStore
+from finessl.data.views import STRONG, WEAK
+from finessl.runtime.distributed import Processes
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
-from finessl.data import ops
+from finessl.data import pixel_ops as ops
 from finessl.data.images import resize
 
 Picture = Image.Image

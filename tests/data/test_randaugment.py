@@ -8,8 +8,8 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
-from finessl.data.augment import Draws
 from finessl.data.randaugment import OPERATIONS, RandAugment, UniformRandAugment
+from finessl.data.views import Draws
 
 Picture = Image.Image
 

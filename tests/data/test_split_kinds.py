@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from finessl.data.dataset import Dataset
 from finessl.data.images import ArrayImages, FileImages
-from finessl.data.paths import PathTable
+from finessl.data.path_table import PathTable
 from finessl.data.split_kinds import tail
 from finessl.data.splits import Split, make_split
 from finessl.errors import FinesslError

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from finessl.analysis.split_figure import draw_split
 from finessl.data.dataset import Dataset
 from finessl.data.images import ArrayImages
 from finessl.data.splits import make_split
-from finessl.data.splits_figure import draw_split
 from finessl.errors import FinesslError
 
 

@@ -15,11 +15,12 @@ import pytest
 import torch
 from PIL import Image
 
-from finessl.data import pixel_file, store
+from finessl.data import pixel_file
+from finessl.data import pixel_store as store
 from finessl.data.images import ArrayImages, decode
 from finessl.data.pixel_file import PixelFile
+from finessl.data.pixel_store import PixelStore
 from finessl.data.sources import open_dataset
-from finessl.data.store import PixelStore
 from finessl.errors import FinesslError
 
 
@@ -195,7 +196,7 @@ def test_an_interrupted_build_goes_on(folder: Path, tmp_path: Path, monkeypatch,
 BUILD = """
 import sys, time
 from pathlib import Path
-from finessl.data import store
+from finessl.data import pixel_store as store
 from finessl.data.sources import open_dataset
 store.ROUND = 1
 images = open_dataset(sys.argv[1]).train

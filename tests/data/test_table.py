@@ -12,7 +12,7 @@ from finessl.data.images import ImageError
 from finessl.data.sources import open_dataset
 from finessl.data.sources.table import read_rows
 from finessl.errors import FinesslError
-from finessl.prediction import find_files
+from finessl.inference.predict import find_files
 from finessl.recipe import Recipe
 
 

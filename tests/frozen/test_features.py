@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 from finessl.data.images import ArrayImages, FileImages, squash
-from finessl.data.paths import PathTable
+from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 from finessl.frozen import features
 from finessl.frozen.features import Features, FeatureStore, FrozenEncoder, encode_images

@@ -17,12 +17,12 @@ import torch
 from PIL import Image
 
 import finessl
-from finessl.classifier import squash
 from finessl.cli import app
 from finessl.data.images import decode
 from finessl.errors import FinesslError
 from finessl.inference import export as exporting
 from finessl.inference.agreement import Agreement, Gate
+from finessl.inference.classifier import squash
 from finessl.inference.export import export_run
 from finessl.inference.onnx_session import OnnxClassifier, open_session
 

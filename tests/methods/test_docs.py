@@ -13,7 +13,7 @@ from methods_cases import task
 
 from finessl.methods import METHODS, create
 from finessl.methods.base import Batch, Outputs, View
-from finessl.options import options_of
+from finessl.registry.options import options_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 

@@ -13,7 +13,7 @@ from finessl.methods import create
 from finessl.methods.base import Batch, Outputs, Task, View
 from finessl.methods.finessl import FORMS, FineSSL
 from finessl.methods.parts import cross_entropy, smooth
-from finessl.options import options_of
+from finessl.registry.options import options_of
 
 LN2, LN3 = math.log(2), math.log(3)
 

@@ -15,7 +15,7 @@ from finessl.errors import FinesslError
 from finessl.methods import METHODS, create
 from finessl.methods.base import Method
 from finessl.methods.finessl import FORMS
-from finessl.options import options_of
+from finessl.registry.options import options_of
 
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("supervised", {}),

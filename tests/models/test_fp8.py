@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 import finessl
-from finessl import classifier
 from finessl.errors import FinesslError
-from finessl.models.fp8 import Fp8Linear, multiplies_fp8, round_to_fp8
+from finessl.inference import classifier
+from finessl.models.build import store_frozen
 from finessl.models.tuning import create
 from finessl.models.vit import ViTEncoder
-from finessl.training import loop, precision
-from finessl.training.precision import resolve_precision, store_frozen
+from finessl.runtime import precision
+from finessl.runtime.fp8 import Fp8Linear, round_to_fp8, supports_fp8
+from finessl.runtime.precision import resolve_precision
+from finessl.training import loop
 
 Make = Callable[..., ViTEncoder]
-pytestmark = pytest.mark.skipif(not multiplies_fp8(torch.device("cpu")), reason="this PyTorch has no fp8 on the CPU")
+pytestmark = pytest.mark.skipif(not supports_fp8(torch.device("cpu")), reason="this PyTorch has no fp8 on the CPU")
 
 
 def nearest(x: Tensor, mantissa: int, smallest: int, largest: float) -> Tensor:
@@ -108,7 +110,7 @@ def test_only_frozen_layers_are_rounded(make_vit: Make, kind: str, images: Tenso
 
 def test_what_cannot_multiply_them_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_precision("fp8", torch.device("cpu")) == "fp8"
-    monkeypatch.setattr(precision, "multiplies_fp8", lambda device: False)
+    monkeypatch.setattr(precision, "supports_fp8", lambda device: False)
     with pytest.raises(FinesslError, match="fp8: cpu cannot multiply .* choose auto"):
         resolve_precision("fp8", torch.device("cpu"))
 
@@ -144,7 +146,7 @@ def test_a_classifier_is_loaded_where_fp8_is_not(shapes: Path, tmp_path: Path, m
     assert json.loads((tmp_path / "run" / "meta.json").read_text())["precision"] == "fp8"
     assert finessl.load(tmp_path / "run", device="cpu", precision="fp8").precision == "fp8"
     assert finessl.load(tmp_path / "run", device="cpu").precision in ("bf16", "fp32")
-    monkeypatch.setattr(classifier, "multiplies_fp8", lambda device: False)  # an older GPU
+    monkeypatch.setattr(classifier, "supports_fp8", lambda device: False)  # an older GPU
     monkeypatch.setattr(loop, "resolve_device", lambda name: torch.device("meta"))
     monkeypatch.setattr(classifier, "Classifier", lambda network, description, device, precision: precision)
     assert finessl.load(tmp_path / "run", device="cuda") == "auto"  # type: ignore[comparison-overlap]

@@ -11,9 +11,9 @@ from finessl.methods import METHODS
 from finessl.models.aliases import BACKBONES
 from finessl.models.heads import HEADS
 from finessl.models.tuning import TUNINGS
-from finessl.options import check_options
-from finessl.paper.contents import PaperTable, Value, holds, read_table, table_names
 from finessl.recipe import Recipe
+from finessl.registry.options import check_options
+from finessl.sweeps.paper.contents import PaperTable, Value, holds, read_table, table_names
 
 TABLES = [
     "main", "semi-aves", "imagenet", "peft", "time", "ablations", "resnet", "settings", "long-tailed", "lp-fft", "in21k",

@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 
 from finessl.cli import app
 from finessl.data.sources import open_dataset
-from finessl.engines import run_cells
 from finessl.errors import FinesslError
-from finessl.paper import needs
-from finessl.paper.contents import Value, read_table
-from finessl.paper.grid import Grid, identity, make_grid, read_scale, select
-from finessl.paper.needs import Places, lacking, locate, named_places
-from finessl.paper.report import tabulate, within
 from finessl.recipe import Recipe
-from finessl.training.rundir import RunDirectory
+from finessl.runs.directory import RunDirectory
+from finessl.sweeps.engines import run_cells
+from finessl.sweeps.paper import needs
+from finessl.sweeps.paper.contents import Value, read_table
+from finessl.sweeps.paper.grid import Grid, identity, make_grid, read_scale, select
+from finessl.sweeps.paper.needs import Places, lacking, locate, named_places
+from finessl.sweeps.paper.report import tabulate, within
 
 
 def shown(table: str, out: Path, only: list[str], seeds: int = 3, **options: object) -> Grid:

@@ -9,8 +9,8 @@ import pytest
 from typer.main import get_command
 
 from finessl.cli import app
-from finessl.paper.contents import read_table, table_names
 from finessl.recipe import Recipe, recipe_folder
+from finessl.sweeps.paper.contents import read_table, table_names
 
 RECIPES = sorted(path.stem for path in recipe_folder().glob("*.toml") if path.stem != "demo")
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from finessl.recipe import Recipe
-from finessl.training import checkpoint
+from finessl.runs import checkpoint
 from finessl.training.loop import Settings, train
 
 # For `shapes`: a small transformer with weights drawn at random.

@@ -14,16 +14,17 @@ import torch
 
 from finessl.bench.step import synthetic
 from finessl.data.loader import Prefetcher
-from finessl.data.store import PixelStore
+from finessl.data.pixel_store import PixelStore
 from finessl.errors import FinesslError
+from finessl.inference.encode import encode
 from finessl.methods import METHODS
+from finessl.models.build import compile_encoder
 from finessl.recipe import Recipe
-from finessl.training.acceleration import RecordedForward, RecordedStep, accelerate, answering, compile_encoder
+from finessl.runtime.distributed import Processes
+from finessl.runtime.precision import autocast
+from finessl.training.cuda_graph import RecordedForward, RecordedStep, accelerate, answering
 from finessl.training.diagnostics import Diagnostics, hidden_truth
-from finessl.training.distributed import Processes
-from finessl.training.evaluate import encode
 from finessl.training.experiment import Experiment, prepare
-from finessl.training.precision import autocast
 from finessl.training.step import TrainingStep, make_optimizer
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

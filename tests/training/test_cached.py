@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from finessl.catalog import registry
 from finessl.cli import app
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe
-from finessl.training import cached
-from finessl.training.cached import CachedLoader
-from finessl.training.distributed import Processes
+from finessl.recipe.catalog import registry
+from finessl.runtime.distributed import Processes
+from finessl.training import feature_cache as cached
 from finessl.training.experiment import Experiment, prepare
+from finessl.training.feature_cache import CachedLoader
 from finessl.training.loop import Settings, train
 from finessl.training.step import TrainingStep, make_optimizer
 

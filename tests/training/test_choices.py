@@ -13,13 +13,14 @@ import torch
 
 import finessl
 from finessl.cli import app
-from finessl.data.augment import STRONG, WEAK, create_view
+from finessl.data.views import STRONG, WEAK, create_view
 from finessl.methods import create
 from finessl.methods.base import Task
 from finessl.models.backbones import create_backbone
 from finessl.recipe import Recipe
-from finessl.training.experiment import make_or_load_split, open_source, prepare
-from finessl.training.rundir import RunDirectory
+from finessl.runs.directory import RunDirectory
+from finessl.runs.inputs import make_or_load_split, open_source
+from finessl.training.experiment import prepare
 from finessl.training.step import lr_factor
 
 SHORT = {"model.backbone": "embedded", "tuning.name": "linear", "train.steps": 2, "train.batch_size": 4}
@@ -81,7 +82,7 @@ def test_self_training_never_pseudo_labels_labeled_images(shapes: Path, method: 
 
 
 def test_grip_recipes_and_the_papers_table_leave_labeled_images_out() -> None:
-    from finessl.paper.contents import read_table
+    from finessl.sweeps.paper.contents import read_table
 
     table = read_table("self-training")
     recipes = [
@@ -127,7 +128,7 @@ def test_a_run_with_all_labels_is_not_resumed_with_fewer(own: Path, tmp_path: Pa
 
 
 def test_options_of_views_reach_the_loader(shapes: Path) -> None:
-    from finessl.training.distributed import processes
+    from finessl.runtime.distributed import processes
 
     made = recipe(shapes, **{"data.strong": "randaugment(ops=3, cutout=5)", "data.weak.padding": 0.25})
     with processes("cpu") as alone:

@@ -12,10 +12,10 @@ import torch
 from finessl.methods import create
 from finessl.methods.base import Batch, Outputs, Result, Task, View
 from finessl.recipe import Recipe
+from finessl.runs.directory import RunDirectory
 from finessl.training import diagnostics
 from finessl.training.diagnostics import NOVEL, Diagnostics, evenly
 from finessl.training.loop import Settings, train
-from finessl.training.rundir import RunDirectory
 
 from .conftest import train_until
 

@@ -24,7 +24,7 @@ FIELDS = {**TINY, "train.mu": 2, "train.lr": 0.01, "train.epoch_steps": 4}
 STEPS = """
 import sys, torch
 from finessl.recipe import Recipe
-from finessl.training.distributed import processes
+from finessl.runtime.distributed import processes
 from finessl.training.experiment import prepare
 from finessl.training.step import TrainingStep, make_optimizer
 
@@ -149,7 +149,7 @@ def test_a_lost_process_ends_the_run_with_a_good_checkpoint(shapes: Path, tmp_pa
     )  # fmt: skip
     assert done.returncode != 0
     assert "lost another process of this run" in done.stderr
-    from finessl.training import checkpoint
+    from finessl.runs import checkpoint
 
     found = checkpoint.newest(run / "checkpoints")
     assert found is not None and 1 <= found[1]["step"] <= 8
@@ -178,7 +178,7 @@ def test_a_signal_to_one_process_stops_all_with_a_checkpoint(shapes: Path, tmp_p
     first, second = start(2, str(script), *command)
     assert first == (143, "finessl: stopped at step 5 of 12; the same command resumes there.\n")
     assert second[0] == 143 and "stopped" not in second[1]
-    from finessl.training import checkpoint
+    from finessl.runs import checkpoint
 
     found = checkpoint.newest(run / "checkpoints")
     assert found is not None and found[1]["step"] == 5
@@ -193,7 +193,7 @@ def test_a_refused_run_ends_all_processes_with_one_sentence(shapes: Path, tmp_pa
 
 def test_uneven_batches_are_refused() -> None:
     from finessl.errors import FinesslError
-    from finessl.training.distributed import Processes
+    from finessl.runtime.distributed import Processes
 
     with pytest.raises(FinesslError, match="multiple of the number of processes"):
         Processes(0, 3).rows(32)

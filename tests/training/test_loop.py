@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from finessl.models.build import compile_encoder
 from finessl.recipe import Recipe, TrainRecipe
+from finessl.runs.directory import RunDirectory
+from finessl.runtime.precision import resolve_precision
 from finessl.training import loop as loop_module
-from finessl.training.acceleration import compile_encoder
 from finessl.training.experiment import prepare
 from finessl.training.loop import Settings, evaluation_steps, train
-from finessl.training.precision import resolve_precision
-from finessl.training.rundir import RunDirectory
 from finessl.training.step import TrainingStep, lr_factor
 
 from .conftest import train_until
@@ -90,7 +90,7 @@ def test_nothing_piles_up(shapes: Path) -> None:
     """As many tensors are alive after 40 steps as after 10."""
     experiment = prepare(recipe(shapes), None, torch.device("cpu"))
     network, device = experiment.network.train(), torch.device("cpu")
-    from finessl.training.distributed import Processes
+    from finessl.runtime.distributed import Processes
     from finessl.training.step import make_optimizer
 
     train_recipe = experiment.recipe.train

@@ -13,8 +13,8 @@ import finessl
 from finessl.analysis.runs import read_runs
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
+from finessl.runs.directory import RunDirectory
 from finessl.training.loop import Settings, train
-from finessl.training.rundir import RunDirectory
 
 OLD = Path(__file__).parents[1] / "assets" / "old-runs"
 QUICK = Settings(device="cpu", log_every=2, checkpoint_seconds=0.0, quiet=True)

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe
-from finessl.training import checkpoint
+from finessl.runs import checkpoint
+from finessl.runs.directory import RunDirectory
 from finessl.training.loop import Settings, train
-from finessl.training.rundir import RunDirectory
 
 from .conftest import TINY, train_until
 
@@ -44,7 +44,7 @@ def whole(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 KILLER = """
 import os, signal, sys
 from pathlib import Path
-import finessl.training.checkpoint as checkpoint, finessl.training.loop as loop
+import finessl.runs.checkpoint as checkpoint, finessl.training.loop as loop
 from finessl.recipe import Recipe
 from finessl.training.loop import Settings, train
 

@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 import finessl
 import finessl.cli
 from finessl.errors import FinesslError
-from finessl.training import checkpoint
+from finessl.runs import checkpoint
+from finessl.runs.directory import RunDirectory
 from finessl.training.loop import train
-from finessl.training.rundir import RunDirectory
 
 from .conftest import QUICK, quick_recipe
 
@@ -222,16 +222,16 @@ def test_full_disk_in_a_checkpoint_is_a_sentence(tmp_path: Path, monkeypatch: py
 
     for name, failure in (("save_file", no_space), ("torch.save", unexpected_position), ("os.fsync", refused)):
         with monkeypatch.context() as patch, pytest.raises(FinesslError, match="cannot write to .*checkpoints"):
-            patch.setattr(f"finessl.training.checkpoint.{name}", failure)
+            patch.setattr(f"finessl.runs.checkpoint.{name}", failure)
             checkpoint.save(tmp_path / "checkpoints", 1, {"a": torch.zeros(2)}, {"step": 1})
         assert not list((tmp_path / "checkpoints").iterdir())
     with monkeypatch.context() as patch, pytest.raises(FinesslError, match="Free some space .* last checkpoint"):
-        patch.setattr("finessl.training.checkpoint.save_file", no_space)
+        patch.setattr("finessl.runs.checkpoint.save_file", no_space)
         checkpoint.save(tmp_path / "checkpoints", 1, {"a": torch.zeros(2)}, {"step": 1})
 
 
 def test_a_mistake_in_the_code_is_not_called_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finessl.training.checkpoint.torch.save", lambda *_: torch.zeros(2) + torch.zeros(3))
+    monkeypatch.setattr("finessl.runs.checkpoint.torch.save", lambda *_: torch.zeros(2) + torch.zeros(3))
     with pytest.raises(RuntimeError, match="size of tensor"):
         checkpoint.save(tmp_path / "checkpoints", 1, {}, {})
 
@@ -369,7 +369,7 @@ def test_weights_are_known_by_content(
 
 HOLD = """
 import sys
-from finessl.training.rundir import RunDirectory
+from finessl.runs.directory import RunDirectory
 with RunDirectory(sys.argv[1]).locked():
     print("held", flush=True)
     sys.stdin.read()

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from finessl.data.dataset import Dataset, label_ids
-from finessl.data.index import Progress
+from finessl.data.folder_index import Progress
 from finessl.errors import FinesslError
-from finessl.options import check_options
 from finessl.registry import Registry, nearest
+from finessl.registry.options import check_options
 
 # Known data sets, opened by name with the folder that holds them (root) …
 NAMED = {
@@ -51,7 +51,7 @@ def open_dataset(
 
     data: a folder, a table, shards, "hf:NAME" or a known name.   root: where a known data set lies.   test: another
     folder or table with labeled images to test on.   strict: broken images are an error, instead of being left out.
-    options: what the source takes besides (`finessl.options.options_of(SOURCES[name])`).
+    options: what the source takes besides (`finessl.registry.options.options_of(SOURCES[name])`).
     """
     name, path = recognise(data, root)
     source = SOURCES[name]

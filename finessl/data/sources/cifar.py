@@ -14,11 +14,11 @@ import numpy as np
 
 from finessl.data.dataset import Dataset, Statistics
 from finessl.data.download import Archive, obtain
+from finessl.data.folder_index import Progress
 from finessl.data.images import ArrayImages
-from finessl.data.index import Progress
 from finessl.data.sources.folder import open_folder
 from finessl.errors import FinesslError
-from finessl.pickles import load_pickle
+from finessl.runtime.pickles import load_pickle
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from finessl.data.dataset import Dataset, label_ids, left_out, some
+from finessl.data.folder_index import FolderIndex, Progress, natural
 from finessl.data.images import FileImages, Images
-from finessl.data.index import FolderIndex, Progress, natural
 from finessl.data.sources.table import Rows, read_rows
 from finessl.errors import FinesslError
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from finessl.data.dataset import IMAGENET, Dataset, label_ids
 from finessl.data.download import Archive, obtain
+from finessl.data.folder_index import Progress
 from finessl.data.images import FileImages
-from finessl.data.index import Progress
 from finessl.data.sources.table import files
 from finessl.errors import FinesslError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from finessl.data.dataset import IMAGENET, Dataset
-from finessl.data.index import Progress
+from finessl.data.folder_index import Progress
 from finessl.data.sources.folder import open_folder
 from finessl.errors import FinesslError
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from finessl.data.dataset import Dataset, label_ids, some
+from finessl.data.folder_index import natural
 from finessl.data.images import FileImages, ImageError, Images, open_regular
-from finessl.data.index import natural
-from finessl.data.paths import PathTable
+from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 
 TRAIN, TEST = {"train", "labeled", "unlabeled", ""}, {"test", "val", "valid", "validation"}

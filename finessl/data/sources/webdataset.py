@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from finessl.data.dataset import Dataset, label_ids, some
+from finessl.data.folder_index import Progress, cache_folder, natural
 from finessl.data.images import EXTENSIONS, unread_reason
-from finessl.data.index import Progress, cache_folder, natural
-from finessl.data.paths import PathTable
+from finessl.data.path_table import PathTable
 from finessl.data.shards import ShardImages, read_shard
 from finessl.data.sources.folder import TESTS
 from finessl.errors import FinesslError

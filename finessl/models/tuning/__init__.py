@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from finessl.errors import FinesslError
-from finessl.options import check_options, options_of
 from finessl.registry import Registry, nearest
+from finessl.registry.options import check_options, options_of
 
 if TYPE_CHECKING:
     from finessl.models.tuning.base import Tuning

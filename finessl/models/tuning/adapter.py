@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from finessl.models.encoder import Encoder
 from finessl.models.tuning.base import Tuning, last_blocks, like, normal, transformer
 from finessl.models.vit import layer_norm
-from finessl.options import Count, Weight
+from finessl.registry.options import Count, Weight
 
 
 class Bottleneck(nn.Module):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from finessl.models.encoder import Encoder
 from finessl.models.tuning.base import Tuning, last_blocks, like, transformer, uniform
 from finessl.models.vit import layer_norm
-from finessl.options import Count, Weight
+from finessl.registry.options import Count, Weight
 
 
 class Branch(nn.Module):

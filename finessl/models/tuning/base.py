@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
-from finessl.models.fp8 import plain_linears
 from finessl.models.vit import ViTEncoder, unsupported
+from finessl.runtime.fp8 import plain_linears
 
 
 class Tuning:

@@ -9,7 +9,7 @@ from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
 from finessl.models.tuning.base import Tuning, last_blocks, transformer
 from finessl.models.vit import ViTEncoder
-from finessl.options import Count
+from finessl.registry.options import Count
 
 
 class Full(Tuning):

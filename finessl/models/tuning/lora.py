@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from finessl.models.encoder import Encoder
 from finessl.models.tuning.base import Tuning, Wrapper, last_blocks, like, transformer, uniform
 from finessl.models.vit import project
-from finessl.options import Count, Weight
+from finessl.registry.options import Count, Weight
 
 
 class LowRank(Wrapper):

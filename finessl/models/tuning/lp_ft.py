@@ -7,7 +7,7 @@ from torch import nn
 
 from finessl.models.encoder import Encoder
 from finessl.models.tuning.full import Full
-from finessl.options import Count, Probability
+from finessl.registry.options import Count, Probability
 
 
 class ProbeThenFull(Full):

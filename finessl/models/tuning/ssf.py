@@ -16,7 +16,7 @@ from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder, PlainEncoder
 from finessl.models.tuning.base import Tuning, Wrapper, like, normal, transformer
 from finessl.models.vit import ViTEncoder, layer_norm, project
-from finessl.options import Weight
+from finessl.registry.options import Weight
 
 
 class ScaleShifted(Wrapper):

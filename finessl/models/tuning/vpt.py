@@ -15,7 +15,7 @@ from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
 from finessl.models.tuning.base import Tuning, last_blocks, like, transformer, uniform
 from finessl.models.vit import ViTEncoder
-from finessl.options import Count
+from finessl.registry.options import Count
 
 
 def initial_bound(encoder: ViTEncoder) -> float:

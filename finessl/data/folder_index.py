@@ -1,0 +1,202 @@
+"""What a folder holds, in one pass: image paths, sizes and folders, cached for large sets and reopened in under 2 s."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from finessl.data.images import EXTENSIONS, UNREAD, unread_reason
+from finessl.data.path_table import PathTable
+from finessl.errors import FinesslError
+
+Progress = Callable[[int, int | None], None]  # (done, of how many, or None where that is not known)
+
+CACHE_FROM = 20_000  # smaller folders are read again each time: that is fast, and sees files that changed in place
+VERSION = 2
+RUN_MARK = "recipe.toml"  # what makes a folder a run directory
+JUNK = {"__MACOSX", "@eaDir", "lost+found", "__pycache__", "$RECYCLE.BIN", "System Volume Information"}
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Sorts "img2" before "img10"."""
+    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept: $FINESSL_CACHE, or the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("FINESSL_CACHE") or Path(base) / "finessl")
+
+
+@dataclass
+class FolderIndex:
+    """The image files under `root`: folders in natural order, a folder's own files before its subfolders'."""
+
+    root: Path
+    paths: PathTable
+    times: np.ndarray  # int64, when each folder last changed (ns)
+    ignored: dict[str, int] = field(default_factory=dict)  # other files: extension → how many
+    unread: list[str] = field(default_factory=list)  # those of them that are images, in a format that is not read
+
+    @property
+    def folders(self) -> list[str]:
+        return self.paths.folders
+
+    def left_out(self) -> list[tuple[str, str]]:
+        """(path, reason) of the images that are not read."""
+        return [(path, unread_reason(path)) for path in self.unread]
+
+    def counts(self) -> np.ndarray:
+        """Images directly in each folder."""
+        return np.bincount(self.paths.folder_of, minlength=len(self.folders))
+
+    @classmethod
+    def open(cls, root: Path, *, cache: Path | None = None, progress: Progress | None = None) -> FolderIndex:
+        """From the cache while no folder has changed, else in one pass over the disk.
+
+        A large set's file that was rewritten under its old name is not noticed: remove the cache after that.
+        """
+        root = Path(root).resolve()
+        stored = (cache or cache_folder()) / "index" / name_of(root)
+        index = cls.load(root, stored)
+        if index is None:
+            index = cls.scan(root, progress)
+            if len(index.paths) >= CACHE_FROM:
+                index.store(stored)
+        return index
+
+    @classmethod
+    def scan(cls, root: Path, progress: Progress | None = None) -> FolderIndex:
+        folders: list[str] = []
+        folder_of, lengths, sizes, times = array("i"), array("q"), array("q"), array("q")
+        names, ignored, unread = bytearray(), Counter[str](), list[str]()
+        for folder, time, files in walk(root, "", ()):
+            for entry in files:
+                extension = os.path.splitext(entry.name)[1].lower()
+                if extension not in EXTENSIONS:
+                    ignored[extension] += 1
+                    if extension in UNREAD:
+                        unread.append(f"{folder}/{entry.name}" if folder else entry.name)
+                    continue
+                encoded = os.fsencode(entry.name)
+                names += encoded
+                lengths.append(len(encoded))
+                sizes.append(size_of(entry))
+                folder_of.append(len(folders))
+                if progress and len(sizes) % 4096 == 0:
+                    progress(len(sizes), None)
+            folders.append(folder)
+            times.append(time)
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(np.array(lengths, np.int64), out=offsets[1:])
+        if progress:
+            progress(len(sizes), len(sizes))
+        blob = np.frombuffer(names, np.uint8) if names else np.empty(0, np.uint8)
+        table = PathTable(folders, np.array(folder_of, np.int32), blob, offsets, np.array(sizes, np.int64))
+        return cls(root, table, np.array(times, np.int64), dict(ignored), unread)
+
+    def store(self, target: Path) -> None:
+        """Atomically: a cache that cannot be written (disk full, no permission) is only a slower next time."""
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(dir=target.parent))
+        except OSError:
+            return
+        try:
+            for name in ("folder_of", "names", "offsets", "sizes"):
+                np.save(draft / f"{name}.npy", getattr(self.paths, name))
+            np.save(draft / "times.npy", self.times)
+            facts = {"version": VERSION, "extensions": sorted(EXTENSIONS), "folders": self.folders}
+            facts |= {"ignored": self.ignored, "unread": self.unread}
+            (draft / "index.json").write_text(json.dumps(facts), encoding="ascii")
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(draft, target)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    @classmethod
+    def load(cls, root: Path, stored: Path) -> FolderIndex | None:
+        """The cached index, unless some folder has changed since (a file was added, removed or renamed)."""
+        try:
+            facts = json.loads((stored / "index.json").read_text(encoding="ascii"))
+            if facts["version"] != VERSION or facts["extensions"] != sorted(EXTENSIONS):
+                return None
+            times = np.load(stored / "times.npy")
+            if any(os.stat(root / f).st_mtime_ns != t for f, t in zip(facts["folders"], times, strict=True)):
+                return None
+            arrays = {
+                name: np.load(stored / f"{name}.npy", mmap_mode="r")
+                for name in ("folder_of", "names", "offsets", "sizes")
+            }
+        except (OSError, ValueError, KeyError, EOFError):
+            return None
+        return cls(root, PathTable(facts["folders"], **arrays), times, facts["ignored"], facts["unread"])
+
+
+def name_of(root: Path) -> str:
+    """Of the cached index of a folder."""
+    return hashlib.blake2b(os.fsencode(root), digest_size=12).hexdigest()
+
+
+def size_of(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_size
+    except OSError:  # a link to nowhere: listed here, reported as broken when it is decoded
+        return -1
+
+
+def walk(
+    root: Path, folder: str, above: tuple[tuple[int, int], ...]
+) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
+    """(folder, its time, its files) for a folder and all below it; links are followed, but never into a loop. Run
+    directories are no data: `cd photos && finessl train .` puts them among the classes."""
+    path = root / folder
+    try:
+        status = os.stat(path)
+        with os.scandir(path) as found:
+            entries = [entry for entry in found if not entry.name.startswith(".") and entry.name not in JUNK]
+    except OSError as error:
+        raise FinesslError(f"cannot read the folder {path}: {error.strerror}.") from error
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        return
+    below = sorted((e for e in entries if is_folder(e) and not holds_runs(Path(e.path))), key=lambda e: natural(e.name))
+    files = sorted((e for e in entries if not is_folder(e)), key=lambda e: natural(e.name))
+    yield folder, status.st_mtime_ns, files
+    for entry in below:
+        yield from walk(root, f"{folder}/{entry.name}" if folder else entry.name, (*above, identity))
+
+
+def holds_runs(path: Path) -> bool:
+    """Is this folder a run directory, or one with run directories in it and no image?"""
+    if (path / RUN_MARK).is_file():
+        return True
+    try:
+        with os.scandir(path) as found:
+            inner = []
+            for entry in found:
+                if is_folder(entry):
+                    inner.append(Path(entry.path))
+                elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
+                    return False
+    except OSError:  # `walk` says why
+        return False
+    return bool(inner) and all(map(holds_runs, inner))
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that goes in circles
+        return False

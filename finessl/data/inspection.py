@@ -1,0 +1,288 @@
+"""What is in a data set, and what is wrong with it: `report(dataset)` looks at every image once.
+
+Classes and counts, image sizes, broken files, exact and near duplicates, test images that are also in the training set,
+labels that contradict each other or the features, and what there is too little of.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image
+
+from finessl.data.dataset import Dataset, count_of, left_out, some, warnings_note
+from finessl.data.folder_index import Progress
+from finessl.data.images import ArrayImages, ImageError, Images, opened, pillow_warnings, shrunk
+from finessl.data.near_duplicates import Signatures, content_hash, equal_groups, join_pairs, near_pairs
+from finessl.runtime.machine import usable_cores
+
+SIDE = 64  # shorter side at which images are compared
+FEW_LABELS, FEW_TEST, SMALL_SIDE, IMBALANCE = 4, 10, 32, 10
+
+
+@dataclass(frozen=True)
+class Suspect:
+    key: str
+    label: str
+    looks_like: str
+    margin: float  # by how much the other class's mean is closer (cosine similarity)
+
+
+@dataclass
+class Report:
+    name: str
+    classes: list[str]
+    labeled: np.ndarray  # [C] training images with a label; here and below, those that can be read
+    unlabeled: int  # training images without
+    tested: np.ndarray | None  # [C]
+    smallest: tuple[int, int]  # (height, width) of the image with the fewest pixels
+    median: tuple[int, int]  # of each side
+    largest: tuple[int, int]
+    broken: list[tuple[str, str]] = field(default_factory=list)  # (key, reason)
+    broken_test: int = 0  # how many of these are test images
+    excluded: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of files that are not looked at
+    notes: list[str] = field(default_factory=list)  # on how the data was read
+    damaged: list[tuple[str, str]] = field(default_factory=list)  # (key, Pillow's warning) of images that can be read
+    duplicates: list[list[str]] = field(default_factory=list)  # training images with the same content
+    near: list[list[str]] = field(default_factory=list)  # and those that are nearly the same
+    leaks: list[tuple[str, str, str]] = field(default_factory=list)  # (test image, training image, "same" or "near")
+    conflicts: list[list[tuple[str, str]]] = field(default_factory=list)  # (near-)duplicates with different labels
+    suspects: list[Suspect] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+
+def report(
+    dataset: Dataset,
+    *,
+    features: np.ndarray | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> Report:
+    """features: [N, d] of the training images, from any backbone; with them, labels that look wrong are listed."""
+    train = len(dataset.train)
+    with pillow_warnings() as warned:
+        signatures, sizes, broken = look(dataset, progress, workers)
+    readable = sizes[:, 0] > 0
+    good = np.flatnonzero(readable)
+    known = signatures.take(good)
+    same = [good[group] for group in equal_groups(known.content)]
+    pairs = good[near_pairs(known)]
+    near = join_pairs(pairs[(pairs < train).all(1)])
+
+    def key(i: int) -> str:
+        return dataset.train.key(i) if i < train or dataset.test is None else dataset.test.key(i - train)
+
+    def keys(group: np.ndarray) -> list[str]:
+        return [key(int(i)) for i in group]
+
+    def per_class(labels: np.ndarray) -> np.ndarray:
+        return np.bincount(labels[labels >= 0], minlength=len(dataset.classes))
+
+    labels, tested = dataset.train_labels, dataset.test_labels
+    unreadable = {key(i) for i, _ in broken}
+    found = Report(
+        dataset.name,
+        dataset.classes,
+        per_class(labels[readable[:train]]),
+        int((labels[readable[:train]] < 0).sum()),
+        None if tested is None else per_class(tested[readable[train:]]),
+        *size_summary(sizes[good]),
+        broken=[(key(i), reason) for i, reason in broken],
+        broken_test=sum(i >= train for i, _ in broken),
+        excluded=[(name, reason) for name, reason in dataset.excluded if name not in unreadable],  # encoding adds those
+        notes=list(dataset.notes),
+        damaged=sorted((name, text) for name, text in warned.items() if name not in unreadable),
+        duplicates=[keys(inside) for group in same if len(inside := group[group < train]) > 1],
+        near=[keys(group) for group in near],
+        leaks=[(key(t), key(i), how) for t, i, how in leaks(same, pairs, train)],
+    )
+    for group in [group[group < train] for group in same] + near:
+        named = [(key(int(i)), dataset.classes[labels[i]]) for i in group if labels[i] >= 0]
+        if len({name for _, name in named}) > 1:
+            found.conflicts.append(named)
+    if features is not None:
+        found.suspects = suspicious_labels(dataset, features)
+    found.advice = advise(found, sizes[good])
+    return found
+
+
+def look(
+    dataset: Dataset, progress: Progress | None, workers: int | None
+) -> tuple[Signatures, np.ndarray, list[tuple[int, str]]]:
+    """Signatures and sizes of all training, then all test images; size (0, 0) and a reason for those that are broken."""
+    parts: list[Images] = [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
+    total, done = sum(map(len, parts)), 0
+    signatures, sizes = Signatures.empty(total), np.zeros((total, 2), np.int64)
+    broken: list[tuple[int, str]] = []
+
+    first: dict[int, int] = {}  # content → an image that has it: copies are not decoded again
+
+    def look_at(images: Images, start: int, rows: range) -> int:
+        for i in rows:
+            try:
+                data = images.content(i)
+                content = content_hash(data)
+                if (known := first.get(content)) is not None:
+                    signatures.copy(start + i, known)
+                    sizes[start + i] = sizes[known]
+                    continue
+                if isinstance(images, ArrayImages):
+                    size, image = images.size(i), Image.fromarray(images.read(i, shorter=SIDE))
+                else:  # one reading of the file gives the hash, the size and the pixels
+                    with opened(data, images.key(i)) as file:
+                        size, image = (file.height, file.width), shrunk(file, shorter=SIDE)
+                signatures.put(start + i, content, image)
+                sizes[start + i] = size
+                first[content] = start + i
+            except ImageError as error:
+                broken.append((start + i, str(error)))
+        return len(rows)
+
+    with ThreadPoolExecutor(workers or usable_cores()) as pool:
+        jobs = []
+        for images, start in zip(parts, (0, len(dataset.train)), strict=False):
+            rows = (range(first, min(first + 32, len(images))) for first in range(0, len(images), 32))
+            jobs += [pool.submit(look_at, images, start, task) for task in rows]
+        try:
+            for job in jobs:
+                done += job.result()
+                if progress:
+                    progress(done, total)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return signatures, sizes, sorted(broken)
+
+
+def size_summary(sizes: np.ndarray) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    if not len(sizes):
+        return (0, 0), (0, 0), (0, 0)
+    order = np.argsort(sizes.prod(1), kind="stable")
+    smallest, largest = sizes[order[0]].tolist(), sizes[order[-1]].tolist()
+    median = np.median(sizes, axis=0).astype(int).tolist()
+    return tuple(smallest), tuple(median), tuple(largest)  # type: ignore[return-value]
+
+
+def leaks(same: list[np.ndarray], pairs: np.ndarray, train: int) -> list[tuple[int, int, str]]:
+    """(test image, training image, how alike), one training image for each test image."""
+    found: dict[int, tuple[int, str]] = {}
+    for group in same:
+        for i in group[group >= train]:
+            if group[0] < train:
+                found[int(i)] = (int(group[0]), "same")
+    for i, j in pairs.tolist():  # i < j
+        if i < train <= j:
+            found.setdefault(j, (i, "near"))
+    return [(test, *rest) for test, rest in sorted(found.items())]
+
+
+def suspicious_labels(dataset: Dataset, features: np.ndarray) -> list[Suspect]:
+    """Labels for which another class's mean feature is much closer than the mean of the image's own class without it.
+
+    Much: an outlier among all labeled images (three robust standard deviations), so that a hard data set is not all
+    suspect. Most suspicious first.
+    """
+    labels = dataset.train_labels
+    usable = np.flatnonzero((labels >= 0) & (True if dataset.given is None else dataset.given))
+    if len(usable) < 2:
+        return []
+    x = features[usable].astype(np.float64)
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    y, classes = labels[usable], len(dataset.classes)
+    sums, counts = np.zeros((classes, x.shape[1])), np.bincount(y, minlength=classes)
+    np.add.at(sums, y, x)
+    unit = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
+    others = sums[y] - x
+    own = (x * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-12)
+    similarity = x @ unit.T
+    similarity[:, counts == 0] = -np.inf
+    similarity[np.arange(len(y)), y] = -np.inf
+    best = similarity.argmax(1)
+    margin = similarity[np.arange(len(y)), best] - own
+    comparable = counts[y] > 1  # alone in its class, an image has nothing to be compared with
+    if not comparable.any():
+        return []
+    middle = np.median(margin[comparable])
+    spread = 1.4826 * np.median(np.abs(margin[comparable] - middle))
+    flagged = np.flatnonzero(comparable & (margin > 0) & (margin > middle + 3 * spread))
+    return [
+        Suspect(dataset.train.key(int(usable[i])), dataset.classes[y[i]], dataset.classes[best[i]], float(margin[i]))
+        for i in flagged[np.argsort(-margin[flagged], kind="stable")]
+    ]
+
+
+def advise(found: Report, sizes: np.ndarray) -> list[str]:
+    """What to do about each finding, and what there is too little of."""
+    return [*advise_files(found), *advise_copies(found), *advise_labels(found, sizes)]
+
+
+def advise_files(found: Report) -> list[str]:
+    advice = [f"{line}." for line in left_out(found.excluded)]
+    if count := len(found.broken):
+        advice.append(
+            f"{count_of(count, 'image')} cannot be read and {'is' if count == 1 else 'are'} left out of training and "
+            f"testing. Mend or remove {'it' if count == 1 else 'them'}."
+        )
+    if found.damaged:
+        advice.append(f"{warnings_note(key for key, _ in found.damaged)}.")
+    return advice
+
+
+def advise_copies(found: Report) -> list[str]:
+    advice = []
+    if count := sum(len(group) - 1 for group in found.duplicates):
+        advice.append(
+            f"{count_of(count, 'training image is a copy', 'training images are copies')} of another. Keep one of each: "
+            "copies are drawn more often in training."
+        )
+    if count := len(found.near):
+        advice.append(
+            f"{count_of(count, 'group')} of training images {'is' if count == 1 else 'are'} nearly identical. Look at them: "
+            "keep one of each where they are the same picture."
+        )
+    if count := len(found.leaks):
+        advice.append(
+            f"{count_of(count, 'test image is', 'test images are')} also in the training set: accuracy will be "
+            f"overstated. Remove {'it' if count == 1 else 'them'} from one of the two."
+        )
+    if count := len(found.conflicts):
+        advice.append(
+            f"{count_of(count, 'group')} of identical or nearly identical images {'has' if count == 1 else 'have'} "
+            "different labels. Correct the labels, or remove the images."
+        )
+    if count := len(found.suspects):
+        advice.append(
+            f"{count_of(count, 'label looks', 'labels look')} wrong to the backbone. Check these first; hard images may be "
+            "among them."
+        )
+    return advice
+
+
+def advise_labels(found: Report, sizes: np.ndarray) -> list[str]:
+    advice, total = [], int(found.labeled.sum())
+
+    def classes(names: list[str]) -> str:
+        return count_of(len(names), "class has", "classes have")
+
+    if empty := [name for name, count in zip(found.classes, found.labeled, strict=True) if count == 0]:
+        advice.append(f"{classes(empty)} no labeled image: {some(empty)}.")
+    if few := [name for name, count in zip(found.classes, found.labeled, strict=True) if 0 < count < FEW_LABELS]:
+        advice.append(f"{classes(few)} fewer than {FEW_LABELS} labels: {some(few)}. A few more help most there.")
+    if found.labeled.max() > IMBALANCE * max(found.labeled.min(), 1):
+        advice.append(f"the largest class has {found.labeled.max():,} labels and the smallest {found.labeled.min():,}.")
+    if 0 < found.unlabeled < total:
+        advice.append(
+            f"there {'is' if found.unlabeled == 1 else 'are'} only {count_of(found.unlabeled, 'unlabeled image')} and "
+            f"{total:,} labeled ones. Unlabeled images are cheap: add more."
+        )
+    if found.tested is None:
+        advice.append(
+            "there is no test set: accuracy cannot be measured. Set some labeled images aside in test/<class>/."
+        )
+    elif weak := [name for name, count in zip(found.classes, found.tested, strict=True) if count < FEW_TEST]:
+        advice.append(f"{classes(weak)} fewer than {FEW_TEST} test images: {some(weak)}. Their accuracy is rough.")
+    if small := int((sizes.min(1) < SMALL_SIDE).sum()) if len(sizes) else 0:
+        advice.append(f"{count_of(small, 'image is', 'images are')} smaller than {SMALL_SIDE} pixels.")
+    return advice

@@ -1,0 +1,288 @@
+"""Image operations on whole batches of uint8 images, on any device, equal to Pillow's.
+
+Each function takes one parameter per image and nothing random; none waits for the device. `images` are uint8
+[n, 3, h, w], `pixels` (as stored) uint8 [n, H, W, 3]. Everything pointwise is a 256-entry table per image and channel,
+everything geometric an index map, so a batch costs a handful of kernels whatever mixture of parameters it holds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from finessl.runtime.compile import fused
+
+LEVELS = 256
+
+
+def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """`array` on the device, without waiting for it (a copy from pageable memory would)."""
+    tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def pick(images: Tensor, index: Tensor) -> Tensor:
+    """The pixels at `index` (int64 [n, h', w'], positions in the flattened image): [n, 3, h', w']."""
+    flat = index.flatten(1)[:, None].expand(-1, images.shape[1], -1)
+    return images.flatten(2).gather(2, flat).unflatten(2, index.shape[1:])
+
+
+# ---- resampling --------------------------------------------------------------------------------------------------
+
+
+PRECISION = 22  # bits after the point of a weight in Pillow's resize
+
+
+class Axis(NamedTuple):
+    """Where each output row (or column) lies in a resized image, and how that image was resized; all on the host."""
+
+    position: np.ndarray  # int64 [n, size]: row of the resized image
+    resized: np.ndarray  # int64 [n]: length of the resized image
+    source: np.ndarray  # int64 [n]: length of the stored image
+
+
+def reflect(position: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """`position` folded into 0 … length-1 by mirrors at the outermost pixels, which are not repeated."""
+    period = np.maximum(2 * (length - 1), 1)
+    folded = position % period
+    return np.minimum(folded, period - folded) * (length > 1)
+
+
+@functools.lru_cache(4096)
+def taps(source: int, resized: int) -> tuple[np.ndarray, np.ndarray]:
+    """Source rows and their integer weights, int32 [taps, resized]: bilinear, as Pillow resizes.
+
+    The filter is a triangle, widened by the scale where the image shrinks. Where it keeps its size there is one tap.
+    """
+    scale = source / resized
+    centre = (np.arange(resized) + 0.5) * scale
+    reach = max(scale, 1.0)
+    first = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
+    row = first + np.arange(int(2 * reach) + 2)[:, None]
+    weight = np.maximum(1 - np.abs((row - centre + 0.5) * (1 / reach)), 0) * (row < source)
+    weight = np.floor(weight / weight.sum(0) * (1 << PRECISION) + 0.5).astype(np.int32)
+    used = weight.any(1)
+    return np.minimum(row, source - 1)[used].astype(np.int32), weight[used]
+
+
+class Table(NamedTuple):
+    """The taps of every kind of resizing in a batch, side by side. Images share few kinds (often one), so that this is
+    little to work out and to send to the device."""
+
+    rows: np.ndarray  # [taps, entries]
+    weights: np.ndarray  # [taps, entries]
+    place: np.ndarray  # [n, size]: each output line's entry
+
+
+def tap_table(axis: Axis) -> Table:
+    kinds, kind = np.unique(np.stack([axis.source, axis.resized], 1), axis=0, return_inverse=True)
+    parts = [taps(*pair) for pair in kinds.tolist()]
+    most = max(len(rows) for rows, _ in parts)
+    padded = [[np.pad(values, ((0, most - len(values)), (0, 0))) for values in part] for part in parts]
+    rows, weights = (np.concatenate(group, axis=1) for group in zip(*padded, strict=True))
+    start = np.concatenate([[0], np.cumsum(kinds[:-1, 1])])
+    return Table(rows, weights, (start[kind.reshape(-1)][:, None] + axis.position).astype(np.int32))
+
+
+def weigh(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums along dimension 2, rounded: uint8 [n, groups, length, width] -> uint8 [n, groups, size, width]."""
+    n, groups, length, width = lines.shape
+    flat = lines.reshape(-1, width)
+    start = length * torch.arange(n * groups, dtype=rows.dtype, device=lines.device).view(n, groups, 1)
+    total: Tensor | None = None
+    for row, weight in zip(rows.unbind(), weights.unbind(), strict=True):
+        index = start + row[place][:, None]
+        part = flat.index_select(0, index.flatten()).view(n, groups, -1, width) * weight[place][:, None, :, None]
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    total += 1 << (PRECISION - 1)
+    return (total >> PRECISION).to(torch.uint8)
+
+
+@fused
+def weigh_across(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    return weigh(lines, place, rows, weights)
+
+
+@fused
+def weigh_down(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """The same as `weigh_across`, but compiled on its own: its groups and its width are always the same."""
+    return weigh(lines, place, rows, weights)
+
+
+def interpolate(
+    sums: Callable[..., Tensor], lines: Tensor, rows: np.ndarray, weights: np.ndarray, place: np.ndarray
+) -> Tensor:
+    """The lines of the resized image: uint8 [n, groups, length, width] -> uint8 [n, groups, size, width]."""
+    n, groups, length, width = lines.shape
+    if len(rows) > 1:
+        return sums(lines, *(upload(array, lines.device) for array in (place, rows, weights)))
+    start = length * np.arange(n * groups).reshape(n, groups, 1)
+    index = upload(start + rows[0][place][:, None], lines.device)  # one tap: the lines are only picked
+    return lines.flatten(0, 2).index_select(0, index.flatten()).view(n, groups, -1, width)
+
+
+def resample(pixels: Tensor, rows: Axis, columns: Axis) -> Tensor:
+    """Stored `pixels` resized and cut out at the given rows and columns: uint8 [n, 3, size, size].
+
+    The horizontal pass is the first, and each rounds to uint8: as in `images.resize`, and as in Pillow itself but for
+    some tall images since its release 13. The axis that a pass works on is laid before the last, so that it moves whole
+    lines of memory.
+    """
+    n = len(pixels)
+    step = 4 if pixels.device.type == "cpu" else max(n, 1)  # its sums stay in the cache
+    down, across = tap_table(rows), tap_table(columns)
+    parts = []
+    for part in (slice(i, i + step) for i in range(0, n, step)):
+        lines = pixels[part].transpose(1, 2).flatten(2)[:, None]  # [n, 1, W, H·3]
+        lines = interpolate(weigh_across, lines, *across[:2], across.place[part])  # [n, 1, size, H·3]
+        lines = lines[:, 0].unflatten(2, (-1, 3)).permute(0, 3, 2, 1).contiguous()  # [n, 3, H, size]
+        parts.append(interpolate(weigh_down, lines, *down[:2], down.place[part]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+# ---- pointwise operations, as tables -------------------------------------------------------------------------------
+
+
+@fused
+def lookup(images: Tensor, tables: Tensor) -> Tensor:
+    """tables[i, c, images[i, c]]; `tables` uint8 [n, 3, 256]."""
+    start = torch.arange(0, tables.numel(), LEVELS, dtype=torch.int32, device=images.device)
+    index = images.flatten(2) + start.view(*tables.shape[:2], 1)  # int32: half the memory traffic of gather's int64
+    return tables.flatten().index_select(0, index.flatten()).view(images.shape)
+
+
+def grey(images: Tensor) -> Tensor:
+    """Luma, in Pillow's fixed-point arithmetic: int32 [n, 1, h, w]."""
+    red, green, blue = images.int().unbind(1)
+    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16)[:, None]
+
+
+def blend(degenerate: Tensor, images: Tensor, factor: Tensor) -> Tensor:
+    """Pillow's Image.blend for a factor [n] within 0 … 1: float32, truncated."""
+    base = degenerate.float()
+    return (base + factor.view(-1, 1, 1, 1) * (images - base)).to(torch.uint8)
+
+
+def autocontrast_tables(images: Tensor) -> Tensor:
+    """Each channel's range stretched to 0 … 255; a channel of one value stays."""
+    # Pillow's float64 decides on which side of an integer a level falls; Apple's GPUs have float32 only
+    dtype = torch.float32 if images.device.type == "mps" else torch.float64
+    low, high = torch.aminmax(images.flatten(2).to(torch.int16), dim=2, keepdim=True)  # type: ignore[call-overload]
+    levels = torch.arange(LEVELS, device=images.device)
+    width = (high - low).clamp(min=1).to(dtype)
+    scale = torch.full_like(width, 255) / width  # 255 / width would be 255 times the reciprocal, rounded twice
+    stretched = (levels * scale - low * scale).clamp_(0, 255)
+    return torch.where(high > low, stretched, levels).to(torch.uint8)
+
+
+def contrast_tables(images: Tensor, factor: Tensor) -> Tensor:
+    """A blend with the image's mean grey, rounded as Pillow rounds it."""
+    luma = grey(images)
+    count = luma[0].numel()
+    mean = (2 * luma.sum((1, 2, 3)) + count) // (2 * count)
+    levels = torch.arange(LEVELS, device=images.device).view(1, 1, 1, -1)
+    return blend(mean.view(-1, 1, 1, 1), levels, factor)[:, 0].expand(-1, images.shape[1], -1)
+
+
+def equalize_tables(images: Tensor) -> Tensor:
+    """Each channel's histogram flattened."""
+    n, channels, height, width = images.shape
+    flat = images.flatten(2).long()
+    index = flat + LEVELS * torch.arange(n * channels, device=images.device).view(n, channels, 1)
+    counts = torch.zeros(n * channels * LEVELS, dtype=torch.long, device=images.device)
+    counts.scatter_add_(0, index.flatten(), torch.ones_like(counts[:1]).expand(index.numel()))
+    counts = counts.view(n, channels, LEVELS)
+    last = counts.gather(2, flat.amax(2, keepdim=True))  # how many pixels have the brightest level
+    step = (height * width - last) // (LEVELS - 1)
+    below = counts.cumsum(2) - counts
+    levels = torch.arange(LEVELS, device=images.device)
+    flattened = ((step // 2 + below) // step.clamp(min=1)).clamp_(max=255)
+    return torch.where(step > 0, flattened, levels).to(torch.uint8)
+
+
+# Tables that depend on the parameter alone are made on the host, [n] -> uint8 [n, 256].
+
+
+def brightness_tables(factor: np.ndarray) -> np.ndarray:
+    return (factor.astype(np.float32)[:, None] * np.arange(LEVELS, dtype=np.float32)).astype(np.uint8)
+
+
+def posterize_tables(bits: np.ndarray) -> np.ndarray:
+    return (np.arange(LEVELS) & -(1 << (8 - bits.astype(np.int64)))[:, None]).astype(np.uint8)
+
+
+def solarize_tables(threshold: np.ndarray) -> np.ndarray:
+    levels = np.arange(LEVELS)
+    return np.where(levels < threshold[:, None], levels, 255 - levels).astype(np.uint8)
+
+
+# ---- operations on neighbourhoods ----------------------------------------------------------------------------------
+
+
+def saturation(images: Tensor, factor: Tensor) -> Tensor:
+    """ImageEnhance.Color: a blend with the grey image."""
+    return blend(grey(images), images, factor)
+
+
+def sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    """ImageEnhance.Sharpness: a blend with the image smoothed by (1 1 1, 1 5 1, 1 1 1) / 13, whose border is copied."""
+    if min(images.shape[2:]) < 3:
+        return images
+    values = images.to(torch.int16)
+    inner = values[:, :, 1:-1, 1:-1]
+    rows = values[:, :, :-2] + values[:, :, 1:-1] + values[:, :, 2:]
+    total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * inner
+    # the nearest integer; thirteenths are never half-way, so float32 cannot err
+    smooth = values.float()
+    smooth[:, :, 1:-1, 1:-1] = ((total + 6.5) / 13).floor_()
+    return blend(smooth, values, factor)
+
+
+@fused
+def affine(images: Tensor, matrix: Tensor) -> Tensor:
+    """Image.transform(AFFINE) with nearest sampling and black fill; `matrix` int32 [n, 6] from `affine_matrix`."""
+    height, width = images.shape[2:]
+    across = torch.arange(width, dtype=torch.int32, device=images.device)
+    down = torch.arange(height, dtype=torch.int32, device=images.device)[:, None]
+    by_x, by_y, start = matrix.view(-1, 2, 3, 1, 1).unbind(2)
+    found = (by_x * across + (by_y * down + start)) >> 16  # [n, (x, y), h, w]
+    x, y = found.unbind(1)
+    inside_x, inside_y = x.clamp(0, width - 1), y.clamp(0, height - 1)
+    outside = (x != inside_x) | (y != inside_y)
+    return pick(images, (inside_y * width + inside_x).long()).masked_fill_(outside[:, None], 0)
+
+
+def affine_matrix(coefficients: np.ndarray) -> np.ndarray:
+    """Pillow's 16.16 fixed-point form of (a, b, c, d, e, f), float64 [n, 6], taken at the centres of pixels."""
+    a, b, c, d, e, f = coefficients.T
+    centred = np.stack([a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5], axis=1)
+    return np.floor(centred * 65536.0 + 0.5).astype(np.int32)
+
+
+def rotation(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Coefficients [n, 6] of Image.rotate: counter-clockwise about the centre."""
+    angle = -np.radians(degrees)
+    cosine, sine = np.cos(angle).round(15), np.sin(angle).round(15)
+    x, y = width / 2, height / 2
+    c = cosine * -x + sine * -y + x
+    f = -sine * -x + cosine * -y + y
+    return np.stack([cosine, sine, c, -sine, cosine, f], axis=1)
+
+
+@fused
+def fill(images: Tensor, box: Tensor, colour: Tensor) -> Tensor:
+    """The rectangles `box` [n, 4] (top, left, bottom, right; the last two excluded) painted in `colour` uint8 [3]."""
+    height, width = images.shape[2:]
+    top, left, bottom, right = box[:, :, None].unbind(1)
+    down, across = (torch.arange(n, dtype=box.dtype, device=images.device) for n in (height, width))
+    rows, columns = (down >= top) & (down < bottom), (across >= left) & (across < right)
+    mask = rows[:, None, :, None] & columns[:, None, None, :]
+    return torch.where(mask, colour.view(1, -1, 1, 1), images)

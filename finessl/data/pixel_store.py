@@ -1,0 +1,285 @@
+"""Decoded pixels, ready to be drawn from: every image is decoded once, made smaller once, and kept as uint8.
+
+In memory when it fits; otherwise in a memory-mapped file that is built once, goes on where it was interrupted and is
+reopened by fingerprint. `store.fetch(indices)` is what training calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from finessl.data import pixel_file
+from finessl.data.cache import make_room, pixel_folder, remove
+from finessl.data.dataset import Statistics, readable
+from finessl.data.folder_index import Progress
+from finessl.data.identity import content_digest, written_digest
+from finessl.data.images import LONGEST, ArrayImages, ImageError, Images, fitted
+from finessl.data.pixel_file import PixelBuffer, PixelFile, locked
+from finessl.data.pixel_ops import upload
+from finessl.errors import FinesslError
+from finessl.runtime.machine import usable_cores
+
+TASK = 8  # images a worker takes at a time
+ROUND = 1 << 30  # bytes decoded between two notes of how far a build has come
+READERS, PARALLEL = 8, 4 << 20  # threads that fetch a batch, when it has this many bytes
+
+
+class PixelStore:
+    """uint8 pixels of N images: one flat buffer, and one [N, h, w, 3] array where all have the same size."""
+
+    def __init__(
+        self,
+        flat: np.ndarray,
+        offsets: np.ndarray,
+        sizes: np.ndarray,
+        failures: list[tuple[int, str]] | None = None,
+        file: PixelFile | None = None,
+    ) -> None:
+        self.flat, self.offsets, self.sizes = flat, offsets, sizes  # sizes: int32 [N, 2], (0, 0) where decoding failed
+        self.failures = failures or []  # (index, reason)
+        self.file = file  # where the pixels are, if on disk; each image is compared with its checksum once
+        self._verified = np.zeros(len(sizes), bool)
+        good = sizes[sizes[:, 0] > 0]
+        self.array: np.ndarray | None = None
+        if len(good) and (good == good[0]).all() and len(flat) == len(sizes) * int(good[0].prod()) * 3:
+            self.array = flat.reshape(len(sizes), *good[0], 3)
+        self._pool: ThreadPoolExecutor | None = None
+        self._resident: Tensor | None = None
+        self._resident_size: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def uniform(self) -> bool:
+        return self.array is not None
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.flat.nbytes)
+
+    def fetch(self, indices: np.ndarray, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+        """uint8 [n, H, W, 3], each image at the top left, and int64 [n, 2] with each one's height and width."""
+        if self._resident is not None and self._resident_size is not None:
+            index = upload(torch.as_tensor(indices), self._resident.device)
+            return self._resident.index_select(0, index), self._resident_size.expand(len(indices), 2)
+        indices = np.asarray(indices)
+        sizes = self.sizes[indices]
+        if len(sizes) and sizes.min() == 0:
+            raise FinesslError(f"image {indices[sizes.min(1) == 0][0]} of the store could not be decoded.")
+        target = torch.device(device or "cpu")
+        pixels = torch.from_numpy(self._gather(indices, sizes))
+        return upload(pixels, target), upload(torch.from_numpy(sizes.astype(np.int64)), target)
+
+    def _gather(self, indices: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """All at once where that is possible, else image by image: NumPy copies without the interpreter's lock, so that
+        several threads wait for the disk together."""
+        if self.array is not None and not isinstance(self.flat, np.memmap):
+            return self.array[indices]
+        pixels = np.zeros((len(indices), *sizes.max(0, initial=0), 3), np.uint8)
+
+        def copy(rows: range) -> None:
+            for row in rows:
+                height, width = sizes[row]
+                pixels[row, :height, :width] = self.image(int(indices[row]))
+
+        if pixels.nbytes < PARALLEL:
+            copy(range(len(indices)))
+        else:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(READERS)
+            list(self._pool.map(copy, tasks(len(indices), -(-len(indices) // READERS))))
+        return pixels
+
+    def image(self, i: int) -> np.ndarray:
+        """uint8 [h, w, 3], without a copy."""
+        self._verify(i)
+        return self.flat[self.offsets[i] : self.offsets[i + 1]].reshape(*self.sizes[i], 3)
+
+    def _verify(self, i: int) -> None:
+        """Compares an image of a file with its checksum, the first time that it is read."""
+        if self.file is None or self.file.sums is None or self._verified[i] or not self.sizes[i, 0]:
+            return
+        if pixel_file.checksum(self.flat[self.offsets[i] : self.offsets[i + 1]]) != self.file.sums[i]:
+            remove(self.file.folder)
+            raise FinesslError(
+                f"the decoded images in {self.file.folder} are damaged and have been removed. Run the same command again: "
+                "it decodes the images once more."
+            )
+        self._verified[i] = True
+
+    def statistics(self, sample: int = 5_000) -> Statistics:
+        """Mean and standard deviation of each channel (of values from 0 to 1), over evenly spaced images."""
+        good = np.flatnonzero(self.sizes[:, 0])
+        chosen = good[np.linspace(0, len(good) - 1, min(sample, len(good))).astype(int)]
+        sums = np.zeros((2, 3))
+        for i in chosen:
+            values = self.image(int(i)).reshape(-1, 3) / 255
+            sums += values.mean(0), (values**2).mean(0)  # every image counts the same, whatever its size
+        mean, square = sums / max(len(chosen), 1)
+        return tuple(mean.tolist()), tuple(np.sqrt(square - mean**2).tolist())  # type: ignore[return-value]
+
+    def to_device(self, device: torch.device | str) -> PixelStore:
+        """Keep all pixels on the device, if all have one size: fetch then reads them there, without waiting."""
+        if self.array is not None:
+            for i in range(len(self)):
+                self._verify(i)
+            array = np.require(self.array, requirements=["C", "W"])  # PyTorch warns of read-only memory
+            self._resident = torch.from_numpy(array).to(device)
+            self._resident_size = torch.tensor(self.array.shape[1:3], device=device)
+        return self
+
+    @classmethod
+    def from_array(cls, array: np.ndarray) -> PixelStore:
+        """uint8 [N, h, w, 3], not copied."""
+        count, height, width, _ = array.shape
+        offsets = np.arange(count + 1, dtype=np.int64) * (height * width * 3)
+        return cls(array.reshape(-1), offsets, np.tile(np.array([height, width], np.int32), (count, 1)))
+
+    @classmethod
+    def build(
+        cls,
+        images: Images,
+        *,
+        shorter: int | None = None,
+        square: int | None = None,
+        cache_dir: Path | None = None,
+        memory_limit_bytes: int | None = None,
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> PixelStore:
+        """All of `images`, made smaller as `images.fitted` says; `.failures` lists those that cannot be decoded.
+
+        memory_limit_bytes: beyond it the pixels go to a file in cache_dir; by default half of the free memory.
+        """
+        if isinstance(images, ArrayImages) and len(images):
+            size = images.size(0)
+            if fitted(*size, shorter=shorter, square=square) == size:
+                return cls.from_array(images.array)
+        fit = Fit(images, shorter, square)
+        folder = pixel_folder(cache_dir) / fit.identity()
+        buffer: PixelBuffer | None = PixelFile.open(folder)
+        if buffer is None:
+            limit = free_memory() // 2 if memory_limit_bytes is None else memory_limit_bytes
+            with thread_pool(workers) as pool:
+                if progress:
+                    progress(0, len(images))
+                begun = PixelFile.resume(folder)
+                offsets = fit.plan(pool) if begun is None else begun.offsets
+                if offsets[-1] <= limit:
+                    buffer = PixelBuffer(offsets)
+                    fit.decode(buffer, pool, progress)
+                else:
+                    with locked(folder):  # by now another process may have begun, or finished
+                        buffer = PixelFile.open(folder) or PixelFile.resume(folder)
+                        if buffer is None:
+                            make_room(folder.parent, int(offsets[-1]), keep=folder)
+                            buffer = PixelFile.create(folder, offsets)
+                        fit.decode(buffer, pool, progress)
+                        buffer = buffer.finish(fit.about())
+        file = buffer if isinstance(buffer, PixelFile) else None
+        return cls(buffer.pixels, buffer.offsets, buffer.sizes, sorted(buffer.failures), file)
+
+
+class Fit:
+    """Images and the size that they are brought to. Threads do the work: Pillow lets go of the interpreter's lock."""
+
+    def __init__(self, images: Images, shorter: int | None, square: int | None) -> None:
+        self.images, self.shorter, self.square = images, shorter, square
+
+    def identity(self) -> str:
+        """Of the images by name, size, content and time of writing: an image replaced in place is decoded again."""
+        what = (self.images.fingerprint(), content_digest(self.images), written_digest(self.images))
+        text = f"{pixel_file.VERSION} {' '.join(what)} {self.shorter} {self.square} {LONGEST}"
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def about(self) -> str:
+        """In words, for `finessl cache`."""
+        form = f"{self.square}×{self.square}" if self.square else f"shorter side {self.shorter or 'as it is'}"
+        return f"{len(self.images):,} images, {form}, from {readable(self.images.key(0))}"
+
+    def plan(self, pool: ThreadPoolExecutor) -> np.ndarray:
+        """Where each image goes, from its header; one that has none gets an equal share where all have one size."""
+
+        def sizes_of(task: range) -> list[int]:
+            found = []
+            for i in task:
+                try:
+                    height, width = fitted(*self.images.size(i), shorter=self.shorter, square=self.square)
+                    found.append(height * width * 3)
+                except ImageError:
+                    found.append(0)
+            return found
+
+        sizes = np.array([size for task in pool.map(sizes_of, tasks(len(self.images), 256)) for size in task], np.int64)
+        if len(known := np.unique(sizes[sizes > 0])) == 1:
+            sizes[:] = known[0]
+        return np.concatenate([[0], np.cumsum(sizes)])
+
+    def decode(self, buffer: PixelBuffer, pool: ThreadPoolExecutor, progress: Progress | None) -> None:
+        """Every image that the buffer lacks, in rounds; the buffer takes note of each round."""
+        todo = np.flatnonzero(buffer.state == pixel_file.TODO)
+        for first, last in rounds(np.diff(buffer.offsets)[todo]):
+            part, failures = todo[first:last], []
+            results = pool.map(lambda task: self.decode_some(buffer, task), np.array_split(part, -(-len(part) // TASK)))
+            done = len(self.images) - len(todo) + first
+            for count, failed in results:
+                failures += failed
+                done += count
+                if progress:
+                    progress(done, len(self.images))
+            buffer.note(part, failures)
+
+    def decode_some(self, buffer: PixelBuffer, indices: np.ndarray) -> tuple[int, list[tuple[int, str]]]:
+        failures = []
+        for i in indices.tolist():
+            try:
+                if not buffer.put(i, self.images.read(i, shorter=self.shorter, square=self.square)):
+                    raise ImageError("broken: its header gives another size than its pixels have")
+            except ImageError as error:
+                failures.append((i, str(error)))
+        return len(indices), failures
+
+
+@contextmanager
+def thread_pool(workers: int | None) -> Iterator[ThreadPoolExecutor]:
+    """Threads that stop soon when the program is interrupted, instead of working off what is queued."""
+    with ThreadPoolExecutor(workers or usable_cores()) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def rounds(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Cuts a sequence of images into runs of about ROUND bytes."""
+    ends = np.flatnonzero(np.diff(np.cumsum(sizes) // ROUND)) + 1
+    bounds = [0, *ends.tolist(), len(sizes)]
+    return ((first, last) for first, last in zip(bounds, bounds[1:], strict=False) if last > first)
+
+
+def tasks(count: int, size: int = TASK) -> list[range]:
+    return [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def free_memory() -> int:
+    """Bytes that a new process could use: what the system has to spare, within the container's limit."""
+    amounts = []
+    try:
+        with open("/proc/meminfo") as file:
+            amounts += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")]
+        group = Path("/sys/fs/cgroup")  # version 2, as in today's containers
+        if (group / "memory.max").is_file() and (limit := (group / "memory.max").read_text().strip()).isdigit():
+            amounts.append(int(limit) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass
+    return max(min(amounts, default=4 << 30), 0)

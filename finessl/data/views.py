@@ -1,0 +1,157 @@
+"""Weak, strong and evaluation views: what the model sees of a batch of stored images.
+
+A view is drawn and applied in two steps. `draw` takes every random number from a NumPy generator, on the host and for
+the whole global batch; `apply` is plain tensor arithmetic on the training device. So a view depends on the generator
+alone: not on the device, the number of processes or what was drawn before. Arrays in a draw have one row per image;
+`take` keeps a process's rows.
+
+    weak, strong = WEAK["crop-flip"](224), STRONG["randaugment"](224)
+    images = weak.apply(pixels, weak.draw(rng, sizes))              # uint8 [n, H, W, 3] -> uint8 [n, 3, 224, 224]
+    images = strong.apply(images, strong.draw(rng, len(images)))    # a strong view is a weak one, distorted
+    images = normalise(images, mean, std)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from finessl.data import pixel_ops as ops
+from finessl.data.pixel_ops import Axis, upload
+from finessl.errors import FinesslError
+from finessl.registry import Registry
+from finessl.registry.options import check_options
+from finessl.runtime.compile import fused
+
+if TYPE_CHECKING:
+    from finessl.registry.options import Choice
+
+Draws = dict[str, np.ndarray]
+Size = Annotated[float, Field(gt=0, le=16)]  # as a multiple of the input's side
+Share = Annotated[float, Field(ge=0, le=1)]
+
+WEAK = Registry(
+    "weak view",
+    {
+        "crop-flip": (
+            "finessl.data.views:WeakView",
+            "resize, random crop with a reflected border, random flip (paper)",
+        ),
+        "none": ("finessl.data.views:CentreView", "resize, centre crop: nothing random"),
+    },
+)
+STRONG = Registry(
+    "strong view",
+    {
+        "randaugment": (
+            "finessl.data.randaugment:RandAugment",
+            "2 of 14 operations, each half of the time, cutout (paper)",
+        ),
+        "randaugment-usb": (
+            "finessl.data.randaugment:UniformRandAugment",
+            "3 of 14 operations, uniform parameters, larger cutout",
+        ),
+        "weak": ("finessl.data.views:Unchanged", "no distortion: the strong view is another weak view"),
+    },
+)
+
+
+def create_view(registry: Registry, choice: Choice, size: int) -> Any:
+    """The view that a recipe chooses, for an input of `size` pixels."""
+    view = registry[choice.name]
+    return view(size, **check_options(registry.kind, choice.name, view, choice.options))
+
+
+def take(draws: Draws, rows: np.ndarray | slice) -> Draws:
+    """The draws of some images of the batch."""
+    return {name: values[rows] for name, values in draws.items()}
+
+
+def normalise(
+    images: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """(images / 255 - mean) / std as one multiplication and one addition, in float32 before it becomes `dtype`."""
+    constants = np.array([1 / (255 * np.asarray(std)), -np.asarray(mean) / np.asarray(std)], dtype=np.float32)
+    return scale_and_shift(images, upload(constants, images.device).view(2, -1, 1, 1), dtype)
+
+
+@fused
+def scale_and_shift(images: Tensor, constants: Tensor, dtype: torch.dtype) -> Tensor:
+    scale, shift = constants
+    return images.float().mul_(scale).add_(shift).to(dtype)
+
+
+def evaluation_view(pixels: Tensor, sizes: np.ndarray, size: int) -> Tensor:
+    """The whole image, squashed to size x size: uint8 [n, 3, size, size]. `sizes` [n, 2]: height, width of each."""
+    position = np.broadcast_to(np.arange(size), (len(sizes), size))
+    rows, columns = (Axis(position, np.full(len(sizes), size), np.asarray(sizes)[:, i]) for i in (0, 1))
+    return ops.resample(pixels, rows, columns)
+
+
+class WeakView:
+    """The shorter side resized to `resize` x size, a reflected border of `padding` x size, random crop, random flip.
+
+    Defaults are the paper's 256, 28 and 224 pixels. Images stored at exactly the resized size are only cropped.
+    """
+
+    def __init__(
+        self, size: int = 224, *, resize: Size = 256 / 224, padding: Share = 28 / 224, flip: bool = True
+    ) -> None:
+        self.size, self.flip = size, flip
+        self.resized, self.padding = round(resize * size), round(padding * size)
+        if self.resized < 1 or self.resized + 2 * self.padding < size:
+            raise FinesslError(
+                f"weak view: resize = {resize:g} and padding = {padding:g} leave less than the crop of {size} pixels; "
+                "make resize + 2 x padding at least 1."
+            )
+
+    def frame(self, sizes: np.ndarray) -> np.ndarray:
+        """Height and width [n, 2] once the shorter side is `resized`."""
+        sizes = np.asarray(sizes, dtype=np.int64)
+        shorter = sizes.min(1, keepdims=True)
+        return np.where(sizes == shorter, self.resized, (self.resized * sizes / shorter).astype(np.int64))
+
+    def draw(self, rng: np.random.Generator, sizes: np.ndarray) -> Draws:
+        """Crop and flip for stored images of these heights and widths [n, 2]."""
+        frame = self.frame(sizes)
+        room = frame + 2 * self.padding - self.size
+        corner = rng.integers(0, room + 1) - self.padding  # top, left within the resized frame
+        flip = rng.random(len(frame)) < 0.5
+        return {"sizes": np.asarray(sizes, dtype=np.int64), "frame": frame, "corner": corner, "flip": flip & self.flip}
+
+    def apply(self, pixels: Tensor, draws: Draws) -> Tensor:
+        """uint8 [n, H, W, 3], each image in its upper left corner -> uint8 [n, 3, size, size]."""
+        steps = np.broadcast_to(np.arange(self.size), (len(pixels), 2, self.size)).copy()
+        steps[draws["flip"], 1] = steps[draws["flip"], 1, ::-1]
+        position = ops.reflect(draws["corner"][:, :, None] + steps, draws["frame"][:, :, None])
+        rows, columns = (Axis(position[:, i], draws["frame"][:, i], draws["sizes"][:, i]) for i in (0, 1))
+        return ops.resample(pixels, rows, columns)
+
+
+class CentreView(WeakView):
+    """The shorter side resized to size, the centre cut out: nothing random."""
+
+    def __init__(self, size: int = 224) -> None:
+        super().__init__(size, resize=1.0, padding=0.0, flip=False)
+
+    def draw(self, rng: np.random.Generator, sizes: np.ndarray) -> Draws:
+        draws = super().draw(rng, sizes)
+        return draws | {"corner": np.rint((draws["frame"] - self.size) / 2).astype(np.int64)}
+
+
+class Unchanged:
+    """No distortion: the strong view is another weak view."""
+
+    def __init__(self, size: int = 224) -> None:
+        self.size = size
+
+    def draw(self, rng: np.random.Generator, n: int) -> Draws:
+        return {}
+
+    def apply(self, images: Tensor, draws: Draws) -> Tensor:
+        return images

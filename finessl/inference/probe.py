@@ -1,0 +1,166 @@
+"""How good are a backbone's features, frozen? k-nearest neighbours and a linear probe: `finessl probe DATA`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from finessl.data.dataset import Dataset, broken_files
+from finessl.data.pixel_store import PixelStore
+from finessl.data.sampler import SPLIT, generator
+from finessl.data.sources import open_dataset
+from finessl.errors import FinesslError
+from finessl.inference.encode import encode
+from finessl.models.backbones import Backbone, create_backbone
+from finessl.models.build import store_frozen
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Top-1 accuracies on the test images."""
+
+    train_images: int
+    test_images: int
+    knn: float
+    linear: float
+    prototypes: tuple[float, float] | None  # mean and deviation over seeds, from a few labels a class
+    labels_per_class: int
+
+
+def probe(
+    data: str,
+    *,
+    root: str | None = None,
+    backbone: str = "embedded",
+    weights: str | None = None,
+    image_size: int | None = None,
+    labels_per_class: int = 4,
+    neighbours: int = 20,
+    device: torch.device,
+    precision: str = "fp32",
+    cache_dir: Path | None = None,
+    progress: Progress = lambda label, done, total: None,
+) -> Probe:
+    """The bank of the neighbours and the probe's training set are all training images whose labels are known."""
+    dataset = open_dataset(data, root=root)
+    if dataset.test is None or dataset.test_labels is None:
+        raise FinesslError(f"{data} has no test images; a probe needs train and test.")
+    model = create_backbone(backbone, weights=weights, image_size=image_size)
+    model.encoder.to(device).eval().requires_grad_(False)
+    store_frozen(model.encoder, precision)
+    train, test = (
+        F.normalize(encode_part(dataset, part, model, device, precision, cache_dir, progress), dim=1)
+        for part in ("train", "test")
+    )
+    labels = torch.from_numpy(dataset.train_labels).to(device)
+    truth = torch.from_numpy(dataset.test_labels).to(device)
+    usable = labels >= 0
+    usable[dataset.broken] = False
+    scored = truth >= 0
+    scored[dataset.broken_test] = False
+    train, labels, test, truth = train[usable], labels[usable], test[scored], truth[scored]
+    classes = len(dataset.classes)
+    few = [few_shot(train, labels, test, truth, classes, labels_per_class, seed) for seed in range(10)]
+    return Probe(
+        len(train),
+        len(test),
+        score(knn_votes(train, labels, test, classes, neighbours), truth),
+        score(linear_logits(train, labels, test, classes), truth),
+        (float(np.mean(few)), float(np.std(few, ddof=1))),
+        labels_per_class,
+    )
+
+
+def encode_part(
+    dataset: Dataset,
+    part: str,
+    model: Backbone,
+    device: torch.device,
+    precision: str = "fp32",
+    cache_dir: Path | None = None,
+    progress: Progress = lambda label, done, total: None,
+) -> Tensor:
+    """Features [N, dim] of the training or the test images; rows of broken ones are zero, and the data set knows them."""
+    images = dataset.train if part == "train" else dataset.test
+    assert images is not None
+    store = PixelStore.build(images, square=model.image_size, cache_dir=cache_dir)
+    dataset.exclude(part, store.failures)
+    readable = np.flatnonzero(store.sizes[:, 0] > 0)
+    if not len(readable):
+        raise FinesslError(
+            f"{dataset.name}: none of the {len(images):,} {part} images can be read. "
+            + broken_files([(images.key(i), reason) for i, reason in store.failures])
+        )
+    found = encode(
+        model.encoder,
+        store,
+        size=model.image_size,
+        mean=model.mean,
+        std=model.std,
+        device=device,
+        precision=precision,
+        indices=readable,
+        progress=lambda done, total: progress(f"encoding {part} images", done, total),
+    )
+    features = found.new_zeros(len(store), found.shape[1])
+    features[torch.from_numpy(readable).to(device)] = found
+    return features
+
+
+def features_of(
+    dataset: Dataset, backbone: str, weights: str | None, device: torch.device, progress: Progress
+) -> np.ndarray:
+    """The frozen features of all training images, for `finessl inspect`."""
+    model = create_backbone(backbone, weights=weights)
+    model.encoder.to(device).eval()
+    return encode_part(dataset, "train", model, device, progress=progress).cpu().numpy()
+
+
+def score(logits: Tensor, truth: Tensor) -> float:
+    return float((logits.argmax(1) == truth).float().mean())
+
+
+def knn_votes(bank: Tensor, labels: Tensor, queries: Tensor, classes: int, neighbours: int, t: float = 0.07) -> Tensor:
+    """Σ over the nearest of exp(cosine / t), by class (unit vectors in, [n, classes] out)."""
+    votes = queries.new_zeros(len(queries), classes)
+    for start in range(0, len(queries), 1024):
+        similarity, nearest = (queries[start : start + 1024] @ bank.T).topk(min(neighbours, len(bank)), dim=1)
+        votes[start : start + 1024].scatter_add_(1, labels[nearest], (similarity / t).exp())
+    return votes
+
+
+def linear_logits(train: Tensor, labels: Tensor, test: Tensor, classes: int, decay: float = 1e-4) -> Tensor:
+    """Multinomial logistic regression on standardised features, by L-BFGS."""
+    mean, std = train.mean(0), train.std(0).clamp_min(1e-6)
+    train, test = (train - mean) / std, (test - mean) / std
+    weight = train.new_zeros(classes, train.shape[1] + 1, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight], lr=1, max_iter=100, history_size=10, line_search_fn="strong_wolfe")
+
+    def objective() -> Tensor:
+        optimizer.zero_grad()
+        logits = F.linear(train, weight[:, :-1], weight[:, -1])
+        loss = F.cross_entropy(logits, labels) + decay * weight[:, :-1].square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(objective)
+    return F.linear(test, weight[:, :-1], weight[:, -1]).detach()
+
+
+def few_shot(train: Tensor, labels: Tensor, test: Tensor, truth: Tensor, classes: int, shots: int, seed: int) -> float:
+    """Nearest class mean from a few labels a class."""
+    rng = generator(seed, SPLIT)
+    means = []
+    for k in range(classes):
+        positions = torch.nonzero(labels == k).flatten().cpu().numpy()
+        chosen = rng.permutation(positions)[:shots]
+        means.append(train[torch.from_numpy(chosen).to(train.device)].mean(0))
+    return score(test @ F.normalize(torch.stack(means), dim=1).T, truth)

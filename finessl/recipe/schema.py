@@ -1,0 +1,290 @@
+"""What a run is: every choice that decides its result, typed, checked, read from and written to TOML.
+
+    [method]                                    Recipe.read("my.toml", {"method.alpha": 4.0, "train.steps": 2000})
+    name = "finessl"
+    alpha = 8.0            # what is not a field of the section is an option of the named method, strategy, split…
+
+    [data.strong]          # a view with options; also strong = "randaugment(ops=3)" or --set data.strong.ops=3
+    name = "randaugment"
+    ops = 3
+
+TOML has no null: the word "none" leaves an optional value out (`aux_threshold = "none"`).
+
+A recipe that is going to be trained is checked completely (`check=True`): every name, and every option of what is named.
+All mistakes are reported at once. The recipe of a finished run is read for its fields alone (`check=False`): a report
+needs no plug-in, and runs none. How a run is carried out (device, checkpoints, progress) is not part of a recipe: see
+`training.loop.Settings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import Field
+
+from finessl.errors import FinesslError
+from finessl.recipe.files import find_recipe, read_toml
+from finessl.recipe.merge import VIEWS, merge_all, no_section, override_all, read_choice, read_section
+from finessl.registry import plugins
+from finessl.registry.options import Choice, Count, Options, parse, plain
+
+FORMAT = 2  # of a saved recipe. 1, without this number: FlexMatch's `warmup` was true, labels_per_class always held
+STEP_LIMIT = 2**40  # bytes of images in one step that no machine holds
+# Fields that say where something is kept (and data.source, where it is a path). They are no part of a run's identity.
+PLACES = ("data.root", "data.test", "source.labels", "model.weights", "head.text_features", "head.text_weights")
+
+Steps = Annotated[int, Field(ge=1, le=10**9)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class DataRecipe(Options):
+    source: str = ""  # folder, table, or the name of a data set
+    root: str | None = None  # folder that holds a named data set
+    test: str | None = None  # another folder or table with labeled images to test on
+    image_size: Annotated[int, Field(ge=8, le=8192)] | None = None  # pixels; the backbone's own size by default
+    statistics: Literal["model", "dataset"] = "model"  # whose mean and std normalise the images
+    weak: Choice = Choice("crop-flip")
+    strong: Choice = Choice("randaugment")
+    strong_views: Annotated[int, Field(ge=1, le=100)] = 2
+    labeled_in_unlabeled: bool | None = None  # are labeled images also unlabeled ones? None: as the method has it
+    strict: bool = False  # refuse broken images instead of skipping them
+
+
+class ModelRecipe(Options):
+    backbone: str = "clip-vit-b16"
+    weights: str | None = None  # file with the backbone's weights; timm's hub otherwise
+    pretrained: bool = True
+
+
+class TrainRecipe(Options):
+    steps: Steps = 15_000
+    epoch_steps: Steps = 500  # what the paper calls an epoch: evaluation and the class pace follow it
+    batch_size: Count = 32  # labeled images per step, over all processes
+    mu: Count = 1  # unlabeled images per labeled one
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    lr: Positive = 0.03
+    backbone_lr: Positive | None = None  # inside the backbone; `lr` by default, at most 1e-4 for tuning full and lp-ft
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+    weight_decay: NotNegative = 5e-4
+    # cosine-epoch: a step per epoch, as released; cosine-fixmatch: cos(7π/16 · t), which ends at 0.2 of the rate
+    schedule: Literal["cosine", "cosine-epoch", "cosine-fixmatch", "constant"] = "cosine"
+    warmup: Annotated[int, Field(ge=0, le=10**9)] = 0  # steps of linear warm-up
+    clip_norm: Positive | None = None  # largest gradient norm
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"  # auto: bf16 where the chip supports it
+    # draws of each view whose features are computed once (tuning linear); 0: new views in every step
+    cache_features: Annotated[int, Field(ge=0, le=10**6)] = 0
+
+
+class Recipe(Options):
+    seed: Annotated[int, Field(ge=0)] = 0
+    plugins: tuple[str, ...] = ()  # files and modules that register methods, strategies…: see plugins.py
+    data: DataRecipe = DataRecipe()
+    source: Choice = Choice("auto")  # options of the data's source, whose kind is recognised
+    split: Choice = Choice("auto")
+    model: ModelRecipe = ModelRecipe()
+    tuning: Choice = Choice("vpt-deep")
+    head: Choice = Choice("cosine")
+    method: Choice = Choice("finessl")
+    train: TrainRecipe = TrainRecipe()
+
+    # ---- in and out -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def read(
+        cls,
+        file: str | Path | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        check: bool = True,
+        source: bool = False,
+    ) -> Recipe:
+        """The defaults, then the TOML file, then `overrides` by dotted name. A FinesslError lists every mistake.
+
+        check: also the names and their options.   source: also that the data is there.
+        """
+        tree, mistakes = cls().tree(), []
+        if file is not None:
+            read = read_toml(find_recipe(file))
+            read.pop("format", None)
+            mistakes += merge_all(tree, read, str(file))
+        mistakes += override_all(tree, overrides or {})
+        return cls._build(tree, mistakes, check, source)
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any], *, check: bool = True, source: bool = False) -> Recipe:
+        return cls._build(tree, [], check, source)
+
+    @classmethod
+    def restore(cls, file: Path) -> Recipe:
+        """The recipe that a run directory keeps: its fields are checked, its names are not."""
+        tree = read_toml(file)
+        version = tree.pop("format", 1)
+        if not isinstance(version, int) or version > FORMAT:
+            raise FinesslError(f"{file} was written by a newer finessl; update finessl to read it.")
+        if version == 1:
+            upgrade(tree)
+        try:
+            return cls._build({**cls().tree(), **tree}, [], False, False)
+        except FinesslError as error:
+            raise FinesslError(f"{file}: {error}") from error
+
+    @classmethod
+    def _build(cls, tree: Mapping[str, Any], mistakes: list[str], check: bool, source: bool) -> Recipe:
+        values: dict[str, Any] = {}
+        for name, value in tree.items():
+            if name not in cls.model_fields:
+                mistakes.append(no_section(name, cls.model_fields))
+                continue
+            kind = cls.model_fields[name].annotation
+            try:
+                if kind is Choice:
+                    values[name] = read_choice(name, value)
+                elif isinstance(kind, type) and issubclass(kind, Options):
+                    made, wrong = read_section(kind, name, value)
+                    mistakes += wrong
+                    values |= {name: made} if made is not None else {}
+                else:
+                    made, wrong = parse(cls, {name: value}, "a recipe has no section", str)
+                    mistakes += wrong
+                    values |= {name: getattr(made, name)} if made is not None else {}
+            except FinesslError as error:
+                mistakes.append(str(error))
+        recipe = cls(**values)
+        if check:
+            from finessl.recipe.validate import check_choices
+
+            recipe, wrong = check_choices(recipe, source)
+            mistakes += [*wrong, *recipe.misfits()]
+        if mistakes:
+            raise FinesslError("\n".join(dict.fromkeys(mistakes)))
+        return recipe
+
+    def checked(self, *, source: bool = False) -> Recipe:
+        """The recipe with every name and option checked, options in their declared types."""
+        return Recipe.from_tree(self.tree(), source=source)
+
+    def tree(self) -> dict[str, Any]:
+        """Nested plain dicts, as in the TOML file; an option that is None is the word "none"."""
+        tree: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Choice):
+                tree[name] = {"name": value.name, **spelled(value.options)}
+            elif isinstance(value, Options):
+                tree[name] = {key: getattr(value, key) for key in type(value).model_fields}
+            elif name != "plugins" or value:
+                tree[name] = plain(value)
+        for view in VIEWS:
+            choice = tree["data"][view]
+            tree["data"][view] = {"name": choice.name, **spelled(choice.options)} if choice.options else choice.name
+        return tree
+
+    def toml(self) -> str:
+        """All fields but those that are None, which is their default."""
+        tree = self.tree()
+        return tomli_w.dumps({"format": FORMAT, **{name: present(value) for name, value in tree.items()}})
+
+    def flat(self) -> dict[str, Any]:
+        """Dotted name → value."""
+        flat: dict[str, Any] = {}
+        for section, value in self.tree().items():
+            if not isinstance(value, dict):
+                flat[section] = value
+                continue
+            for key, item in value.items():
+                if section == "data" and key in VIEWS and isinstance(item, dict):
+                    flat[f"data.{key}"] = item["name"]
+                    flat |= {f"data.{key}.{option}": v for option, v in item.items() if option != "name"}
+                else:
+                    flat[f"{section}.{key}"] = item
+        return flat
+
+    def canonical(self) -> dict[str, Any]:
+        """Dotted name → value, without what is None; equal for recipes that say the same in two ways."""
+        flat = {name: value for name, value in self.flat().items() if value is not None}
+        flat["data.labeled_in_unlabeled"] = self.labeled_in_unlabeled()
+        if self.split.name == "auto" and "split.labels_per_class" in flat:
+            flat["split.name"] = "per-class"
+        if self.plugins:
+            flat["plugins"] = sorted(map(plugins.content, self.plugins))
+        return flat
+
+    def identity(self) -> dict[str, Any]:
+        """Dotted name → value of what decides the result: `canonical` without the places where data and weights are
+        kept, whose content is verified by digests instead."""
+        return {name: value for name, value in self.canonical().items() if not is_place(name, value)}
+
+    def differences(self, other: Recipe, *, places: bool = True) -> dict[str, tuple[Any, Any]]:
+        """Dotted name → (value here, value there), where they differ. `places`: also where data and weights are kept."""
+        mine, theirs = self.canonical(), other.canonical()
+        names = list(mine | theirs) if places else list(self.identity() | other.identity())
+        return {n: (mine.get(n), theirs.get(n)) for n in names if mine.get(n) != theirs.get(n)}
+
+    # ---- sense ------------------------------------------------------------------------------------------------------
+
+    def labeled_in_unlabeled(self) -> bool:
+        """As the recipe says, or as the method has it."""
+        if self.data.labeled_in_unlabeled is not None:
+            return self.data.labeled_in_unlabeled
+        from finessl.methods import METHODS
+
+        return METHODS[self.method.name].labeled_in_unlabeled if self.method.name in METHODS else True
+
+    def misfits(self) -> list[str]:
+        """Fields that do not go together."""
+        train, found = self.train, []
+        if train.cache_features and self.tuning.name != "linear":
+            found.append(
+                f"train.cache_features = {train.cache_features} needs a frozen backbone, and tuning "
+                f"{self.tuning.name!r} trains inside it: use --tuning linear, or --cache-features 0."
+            )
+        if self.step_bytes() > STEP_LIMIT:
+            found.append(
+                f"train.batch_size = {train.batch_size:,}, train.mu = {train.mu:,}, data.strong_views = "
+                f"{self.data.strong_views} and data.image_size = {self.data.image_size or 'the default'} ask for "
+                f"{self.step_bytes():,} bytes of images in one step, more than any machine holds. Make them smaller."
+            )
+        return found
+
+    def step_bytes(self, image_size: int | None = None) -> int:
+        """Bytes of one step's images in float32."""
+        side = image_size or self.data.image_size or 224
+        images = self.train.batch_size * (1 + self.train.mu * (1 + self.data.strong_views))
+        return images * side * side * 3 * 4
+
+
+def is_place(name: str, value: Any) -> bool:
+    """Does this field say where something is kept, and not what it is? The name of a known data set is no place."""
+    if name == "data.source":
+        from finessl.data.sources import named_sources
+
+        return str(value) not in named_sources() and not str(value).startswith("hf:")
+    return name in PLACES
+
+
+def upgrade(tree: dict[str, Any]) -> None:
+    """A saved recipe of format 1, with its meaning of then written out."""
+    method, split = tree.get("method"), tree.get("split")
+    if isinstance(method, dict) and method.get("name") == "flexmatch":
+        method.setdefault("warmup", True)
+    if isinstance(split, dict) and split.get("name") == "auto" and "labels_per_class" in split:
+        split["name"] = "per-class"
+
+
+def spelled(value: Any) -> Any:
+    """None as the word that TOML can hold."""
+    if isinstance(value, Mapping):
+        return {key: spelled(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [spelled(item) for item in value]
+    return "none" if value is None else value
+
+
+def present(value: Any) -> Any:
+    """A section without its fields that are None."""
+    return {k: v for k, v in value.items() if v is not None} if isinstance(value, Mapping) else value

@@ -1,0 +1,244 @@
+"""A run directory: what a run writes, and the rule that the same command again resumes it.
+
+RUN/recipe.toml          every choice that decides the result
+RUN/split.json           whose labels were known
+RUN/metrics.jsonl        one JSON object a line; no clock in it, so that equal runs write equal files
+RUN/checkpoints/         the newest two, each written whole or not at all
+RUN/classifier/          the result: trained parameters, classes, preprocessing
+RUN/meta.json            versions, machine, data fingerprint, wall time, the final figures
+RUN/skipped.csv          images that could not be read, where there are any
+RUN/.lock                locked while a process trains the run; names that process
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from filelock import FileLock, Timeout
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from finessl.errors import FinesslError
+from finessl.recipe import Recipe
+from finessl.runtime.files import (
+    DamagedFile,
+    read_bytes,
+    read_json,
+    reading,
+    write_atomically,
+    write_json,
+    writing,
+)
+
+RESUMES = "it resumes from the last checkpoint."  # after a disk was full
+MAX_METRICS = 4 << 30  # bytes
+
+
+class Meta(TypedDict, total=False):
+    """meta.json: what readers rely on; there is more."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    finished: bool
+    accuracy: float | None
+    steps: NonNegativeInt
+    seconds: float
+    classes: NonNegativeInt
+    labeled: NonNegativeInt
+    unlabeled: NonNegativeInt
+    test: NonNegativeInt
+    trained_parameters: NonNegativeInt
+    parameters: NonNegativeInt
+    data_fingerprint: str
+    weights_sha256: str | None
+    device: str
+    precision: str
+    versions: dict[str, str]
+    revision: str | None
+
+
+class Row(TypedDict):
+    """A line of metrics.jsonl."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    kind: str
+    step: NonNegativeInt
+
+
+ROW = TypeAdapter(Row)
+
+
+class RunDirectory:
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.toml"
+
+    @property
+    def split_file(self) -> Path:
+        return self.path / "split.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def classifier(self) -> Path:
+        return self.path / "classifier"
+
+    @property
+    def skipped_file(self) -> Path:
+        return self.path / "skipped.csv"
+
+    @property
+    def meta_file(self) -> Path:
+        return self.path / "meta.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / ".lock"
+
+    def check(self, recipe: Recipe) -> list[str]:
+        """Refuse a directory that holds a run of another recipe. Returns the fields by which data or weights are at
+        another place than the run has recorded."""
+        if not self.holds_work():
+            return []
+        if not self.recipe_file.exists():
+            raise FinesslError(f"{self.path} holds a run without its recipe.toml; name another --out.")
+        recorded = self.recipe()
+        if differences := recipe.differences(recorded, places=False):
+            shown = "\n".join(f"  {n}: {old!r} there, {new!r} now" for n, (new, old) in differences.items())
+            raise FinesslError(
+                f"{self.path} holds a run of another recipe:\n{shown}\nName another --out, or remove that run first."
+            )
+        return list(recipe.differences(recorded))
+
+    def open(self, recipe: Recipe) -> None:
+        """Make the directory for this recipe, or check that it already is. A try that ended before it had anything to
+        keep (a mistake in the command, say) is no obstacle to another one."""
+        self.check(recipe)
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            text = recipe.toml().encode("utf-8", "surrogateescape")
+            if self.recipe_file.exists() and self.recipe_file.read_bytes() == text:
+                return
+            if not self.holds_work():
+                self.split_file.unlink(missing_ok=True)
+            write_atomically(self.recipe_file, text)
+
+    @contextlib.contextmanager
+    def held(self, recipe: Recipe) -> Iterator[None]:
+        """The directory, locked, and made for this recipe where it is new. If the block fails before there is anything
+        to keep, nothing is left behind."""
+        with writing(self.path):
+            made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with self.locked():
+                files = [f for f in (self.recipe_file, self.split_file, self.skipped_file) if not f.exists()]
+                try:
+                    if not self.check(
+                        recipe
+                    ):  # else recipe.toml follows when the content at the new places is verified
+                        self.open(recipe)
+                    yield
+                except BaseException:
+                    if not self.holds_work():
+                        for file in files:
+                            file.unlink(missing_ok=True)
+                    raise
+        except BaseException:
+            with contextlib.suppress(OSError):  # not empty: something was kept
+                if made and {path.name for path in self.path.iterdir()} <= {self.lock_file.name}:
+                    self.lock_file.unlink(missing_ok=True)
+                for path in made:
+                    path.rmdir()
+            raise
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process trains a run. The operating system drops the lock when its holder ends, however it ends."""
+        lock = FileLock(self.lock_file, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            holder = self.lock_file.read_text(errors="replace").strip() if self.lock_file.exists() else ""
+            raise FinesslError(
+                f"{self.path} is being trained by another process{f' ({holder[:200]})' if holder else ''}. "
+                "Wait for it or stop it, or name another --out."
+            ) from error
+        except OSError as error:
+            with writing(self.path):
+                raise error
+        try:
+            with contextlib.suppress(OSError):
+                self.lock_file.write_text(f"process {os.getpid()} on {platform.node()}\n")
+            yield
+        finally:
+            lock.release()
+
+    def holds_work(self) -> bool:
+        return self.metrics_file.exists() or self.checkpoints.exists() or self.meta_file.exists()
+
+    def recipe(self) -> Recipe:
+        if not self.recipe_file.exists():
+            raise FinesslError(f"{self.path} is not a run directory: it has no recipe.toml.")
+        return Recipe.restore(self.recipe_file)
+
+    def finished(self) -> bool:
+        return bool(self.meta().get("finished"))
+
+    def meta(self) -> dict[str, Any]:
+        """meta.json; empty while the run has not finished."""
+        with reading(self.meta_file):
+            if not self.meta_file.exists():
+                return {}
+        try:
+            return dict(read_json(self.meta_file, Meta))
+        except DamagedFile as error:
+            raise FinesslError(f"{error} Remove it and run the run's command again: it is written again.") from error
+
+    def write_meta(self, meta: dict[str, Any]) -> None:
+        with writing(self.meta_file, RESUMES):
+            write_json(self.meta_file, meta)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All whole lines (a crash may have cut the last one short)."""
+        if not self.metrics_file.exists():
+            return []
+        *lines, cut = read_bytes(self.metrics_file, MAX_METRICS).split(b"\n")
+        rows = []
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(dict(ROW.validate_python(json.loads(line), strict=True)))
+            except (ValueError, RecursionError) as error:
+                reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "not valid JSON"
+                raise DamagedFile(f"{self.metrics_file} is damaged: line {number}: {reason}.") from error
+        return rows
+
+    def recent(self, steps: int) -> dict[str, float]:
+        """Confidences and the accuracy of pseudo-labels, in the mean over the last so many steps."""
+        rows = [row for row in self.metrics() if row.get("kind") == "train"]
+        rows = [row for row in rows if row["step"] > rows[-1]["step"] - steps]
+        names = dict.fromkeys(name for row in rows for name in row if name.startswith(("pseudo", "confidence")))
+        return {name: mean(row[name] for row in rows if name in row) for name in names}
+
+    def figures(self) -> dict[str, Any]:
+        """What a table shows of a finished run: meta.json, with `recent` over its last epoch (in older runs' meta.json
+        those are of the last few steps)."""
+        recorded = self.recent(self.recipe().train.epoch_steps) if self.metrics_file.exists() else {}
+        return {**self.meta(), **recorded}

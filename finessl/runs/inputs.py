@@ -1,0 +1,124 @@
+"""What a run reads: its data, its split, the statistics that normalise its images."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finessl.data.dataset import Dataset, broken_files, readable, warnings_note
+from finessl.data.images import pillow_warnings
+from finessl.data.pixel_store import PixelStore, free_memory
+from finessl.data.sources import open_dataset
+from finessl.data.splits import SPLITS, Split, make_split
+from finessl.errors import FinesslError
+from finessl.models.backbones import Backbone, create_backbone
+from finessl.recipe import Recipe
+from finessl.runs.directory import RunDirectory
+from finessl.runtime.files import write_atomically, writing
+
+Report = Callable[[str, int, int], None]  # what is being done, how many, of how many
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean, standard deviation
+
+
+def read_pixels(
+    dataset: Dataset,
+    part: str,
+    cache_dir: Path | None,
+    progress: Report | None,
+    **sizes: int,
+) -> PixelStore:
+    """Decode one part of the data; what cannot be read is left out of it (or refused, if the recipe is strict)."""
+    images = dataset.train if part == "train" else dataset.test
+    assert images is not None
+    report = (lambda done, total: progress(f"reading {part} images", done, total)) if progress else None
+    limit = free_memory() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process has its own copy
+    with pillow_warnings() as warned:
+        store = PixelStore.build(images, cache_dir=cache_dir, progress=report, memory_limit_bytes=limit, **sizes)
+    if warned:
+        dataset.notes.append(warnings_note(warned))
+    dataset.exclude(part, store.failures)
+    return store
+
+
+def open_source(recipe: Recipe, progress: Report | None = None) -> Dataset:
+    """The data set that a recipe names."""
+    data = recipe.data
+    return open_dataset(
+        data.source,
+        root=data.root,
+        strict=data.strict,
+        test=data.test,
+        progress=None if progress is None else lambda done, total: progress("looking for images", done, total or done),
+        **recipe.source.options,
+    )
+
+
+def statistics(recipe: Recipe, dataset: Dataset, store: PixelStore, backbone: Backbone) -> Statistics:
+    """Mean and standard deviation that normalise the images: the backbone's, or the data's (published or measured)."""
+    if recipe.data.statistics == "model":
+        return backbone.mean, backbone.std
+    return dataset.statistics or store.statistics()
+
+
+def write_skipped(run: RunDirectory, dataset: Dataset) -> None:
+    if dataset.excluded:
+        text = io.StringIO(newline="")
+        rows = ((readable(key), reason) for key, reason in dataset.excluded)
+        csv.writer(text).writerows([("image", "reason"), *rows])
+        with writing(run.skipped_file):
+            write_atomically(run.skipped_file, text.getvalue())
+
+
+def make_or_load_split(recipe: Recipe, dataset: Dataset, run: RunDirectory | None, writes: bool) -> Split:
+    if run is not None and run.split_file.exists():
+        split = Split.read(run.split_file, dataset)  # which left out what could not be decoded then
+        if recipe.split.name in SPLITS and split.kind != recipe.split.name:
+            raise FinesslError(
+                f"{run.path} was begun with the split {split.kind}, and {recipe.split.name} is asked for; name another --out."
+            )
+        lost = np.intersect1d(np.union1d(split.labeled, split.unlabeled), dataset.broken)
+        if len(lost):
+            reasons = dict(dataset.excluded)
+            named = [(key, reasons[key]) for key in map(dataset.train.key, lost.tolist())]
+            raise FinesslError(
+                f"{run.path} was begun with images that can no longer be read: {broken_files(named)} "
+                "Restore them, or train again with another --out."
+            )
+        return split
+    if recipe.split.name.endswith(".json"):
+        split = Split.load(Path(recipe.split.name), dataset)
+    else:
+        options: dict[str, Any] = dict(recipe.split.options)
+        split = make_split(
+            dataset,
+            kind=recipe.split.name,
+            seed=options.pop("seed", recipe.seed),
+            labeled_in_unlabeled=recipe.labeled_in_unlabeled(),
+            **options,
+        )
+    if run is not None and writes:
+        with writing(run.split_file):
+            split.save(run.split_file)
+    return split
+
+
+def check_places(run: RunDirectory, recipe: Recipe, places: Sequence[str], dataset: Dataset | None = None) -> None:
+    """Refuse data or weights at other places than a finished run recorded, unless their content is the same."""
+    meta, changed = run.meta(), []
+    if dataset is not None or any(name.startswith(("data.", "source.")) for name in places):
+        changed += (dataset or open_source(recipe)).changes(meta.get("data_fingerprint", ""))
+    if "model.weights" in places and meta.get("weights_sha256"):
+        model = recipe.model
+        backbone = create_backbone(model.backbone, weights=model.weights, image_size=recipe.data.image_size)
+        changed += ["the backbone's weights"] if backbone.sha256() != meta["weights_sha256"] else []
+    if changed:
+        raise FinesslError(
+            f"{run.path} holds a finished run of other data or weights; these differ: {', '.join(changed)}. "
+            "Name another --out."
+        )

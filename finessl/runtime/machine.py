@@ -1,0 +1,33 @@
+"""What this process may use of the machine."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from pathlib import Path
+
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000" in a container that is limited to two cores
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on: a container or a scheduler often grants fewer than the machine has."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = CPU_QUOTA.read_text().split()
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max": no limit
+        pass
+    return max(cores, 1)
+
+
+def git_revision() -> str | None:
+    """The revision of the checkout that finessl runs from, with '+' when it has local changes."""
+    folder = Path(__file__).parent
+    try:
+        run = lambda *words: subprocess.run(  # noqa: E731
+            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        return run("rev-parse", "--short=12", "HEAD") + ("+" if run("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

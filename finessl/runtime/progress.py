@@ -1,0 +1,97 @@
+"""What a person sees while a run goes on: a bar with loss, pseudo-label use, speed and time left; lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
+
+from finessl.runtime.terminal import console as make_console
+
+LINE_SECONDS = 30  # between two lines of progress where there is no terminal
+WIDE = 100  # columns of a terminal that has room for a long bar
+
+
+class NoteColumn(TextColumn):
+    """The last column: the only one that is cut where the terminal is too narrow for all."""
+
+    def __init__(self) -> None:
+        super().__init__("{task.fields[note]}", markup=False, table_column=Column(no_wrap=False))
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+
+class Display:
+    """One bar at a time. Without a terminal it prints a line about every 30 seconds instead; `quiet` prints nothing."""
+
+    def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
+        self.console = console or make_console(stderr=True)
+        self.quiet = quiet
+        self.live = not quiet and self.console.is_terminal
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24 if self.console.width >= WIDE else 8),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            NoteColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.live,
+        )
+        self.task: int | None = None
+        self.label = ""
+        self.first = 0  # `done` at the start of the current label, and when that was
+        self.started = self.printed = time.monotonic()
+
+    def __enter__(self) -> Display:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def say(self, message: str | Text) -> None:
+        if not self.quiet:
+            self.console.print(message)
+
+    def update(self, label: str, done: int, total: int, note: str = "") -> None:
+        """Show `done` of `total`; another label starts another bar."""
+        now = time.monotonic()
+        if self.task is None or label != self.label:
+            if self.task is not None:
+                self.progress.remove_task(self.task)  # type: ignore[arg-type]
+            self.task, self.label = self.progress.add_task(label, total=total, note=note), label
+            self.first, self.started = done, now
+        self.progress.update(self.task, completed=done, total=total, note=note)  # type: ignore[arg-type]
+        if not self.live and not self.quiet and now - self.printed > LINE_SECONDS:
+            self.printed = now
+            left = time_left(now - self.started, done - self.first, total - done)
+            self.console.print("  ".join(part for part in (f"{label}: {done:,}/{total:,}", left, note) if part))
+
+
+def time_left(seconds: float, done: int, remaining: int) -> str:
+    """In words, from the time that `done` took; "" where nothing is done yet."""
+    if done <= 0:
+        return ""
+    left = seconds / done * remaining
+    if left < 90:
+        return f"{left:.0f} s left"
+    return f"{left / 60:.0f} min left" if left < 90 * 60 else f"{left / 3600:.1f} h left"

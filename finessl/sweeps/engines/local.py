@@ -1,0 +1,180 @@
+"""Cells as processes of this machine, with live status lines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rich.live import Live
+from rich.text import Text
+
+from finessl.runtime.files import writing
+from finessl.runtime.machine import usable_cores
+from finessl.runtime.terminal import console
+from finessl.sweeps.engines import Ended, Job, Say, cell_command
+
+Command = Callable[[Job, str], list[str]]
+
+
+@dataclass
+class Running:
+    cell: Job
+    tries: int
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]  # error.log while it runs; kept only when it fails
+
+    @property
+    def log(self) -> Path:
+        return self.cell.run.path / "error.log"
+
+    def last_line(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            return lines[-1] if lines else "starting"
+        return "starting"
+
+    def end(self, code: int) -> str | None:
+        """The error, if there was one."""
+        self.output.close()
+        if code == 0:
+            self.log.unlink(missing_ok=True)
+            return None
+        line = self.last_line()
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}" if line == "starting" else line
+
+
+def run_local(
+    cells: Sequence[Job],
+    ended: Ended,
+    say: Say,
+    *,
+    jobs: int = 1,
+    device: str = "auto",
+    retries: int = 1,
+    command: Command = cell_command,
+) -> None:
+    """Each cell in a process of its own, `jobs` at a time, with the cores (and GPUs, where there are several) divided.
+
+    A cell that fails goes to the end of the queue, `retries` times. Ctrl-C lets the running ones write a checkpoint.
+    """
+    waiting = deque((cell, 0) for cell in cells)
+    running: dict[int, Running] = {}
+    environments = [environment(slot, jobs, device) for slot in range(jobs)]
+    with status_lines(say) as status, terminated_is_interrupted():
+        try:
+            while waiting or running:
+                for slot in range(jobs):
+                    if slot not in running and waiting:
+                        running[slot] = start(*waiting.popleft(), command, device, environments[slot])
+                time.sleep(0.05)
+                for slot, job in list(running.items()):
+                    if (code := job.process.poll()) is None:
+                        continue
+                    del running[slot]
+                    error = job.end(code)
+                    if error and job.tries < retries:
+                        status.say(f"{job.cell.name}: failed, will be tried again: {error}")
+                        waiting.append((job.cell, job.tries + 1))
+                    else:
+                        ended(job.cell, error)
+                status.show(running.values(), len(waiting))
+        finally:
+            stop(list(running.values()))
+
+
+def start(cell: Job, tries: int, command: Command, device: str, variables: dict[str, str]) -> Running:
+    with writing(cell.run.path):
+        output = open(cell.run.path / "error.log", "wb")  # noqa: SIM115 - closed when the process has ended
+    process = subprocess.Popen(
+        command(cell, device),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the others in order
+    )
+    return Running(cell, tries, process, output)
+
+
+def stop(running: list[Running], patience: float = 60.0) -> None:
+    """Asks for a checkpoint, waits for it, and insists."""
+    for job in running:
+        job.process.terminate()
+    for job in running:
+        try:
+            job.process.wait(patience)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            job.process.kill()
+            job.process.wait()
+        job.output.close()
+
+
+def environment(slot: int, jobs: int, device: str) -> dict[str, str]:
+    """Its share of the cores, and with several jobs on several GPUs one of those."""
+    cores = usable_cores()
+    threads = max(cores // jobs, 1)
+    with contextlib.suppress(ValueError):  # a limit that the user has set already
+        threads = min(threads, int(os.environ.get("OMP_NUM_THREADS", threads)))
+    variables = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    if jobs > 1 and device in ("auto", "cuda"):
+        visible = visible_gpus()
+        if len(visible) > 1:
+            variables["CUDA_VISIBLE_DEVICES"] = visible[slot % len(visible)]
+    return variables
+
+
+def visible_gpus() -> list[str]:
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+class Status:
+    """A line for every running cell, on a terminal; elsewhere only what is said."""
+
+    def __init__(self, live: Live | None, say: Say) -> None:
+        self.live, self.say = live, say
+
+    def show(self, running: Iterable[Running], waiting: int) -> None:
+        if self.live:
+            lines = [f"{job.cell.name}: {job.last_line()}" for job in running]
+            more = [f"{waiting} waiting"] if waiting else []
+            self.live.update(Text("\n".join([*lines, *more]), style="dim", no_wrap=True, overflow="ellipsis"))
+
+
+@contextlib.contextmanager
+def status_lines(say: Say) -> Iterator[Status]:
+    output = console(stderr=True)
+    if not output.is_terminal:
+        yield Status(None, say)
+        return
+    with Live(console=output, transient=True, refresh_per_second=4) as live:
+        yield Status(live, say)
+
+
+@contextlib.contextmanager
+def terminated_is_interrupted() -> Iterator[None]:
+    """SIGTERM ends the grid as Ctrl-C does, so that no cell goes on alone."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
