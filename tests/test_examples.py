@@ -13,7 +13,7 @@ import torch
 
 from finessl.cli import app
 from finessl.methods import METHODS, create
-from finessl.methods.base import Batch, Outputs, Task, View
+from finessl.methods.base import Batch, HeadOutputs, Outputs, Task
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -74,6 +74,6 @@ def test_own_method(monkeypatch: pytest.MonkeyPatch, shapes: Path, tmp_path: Pat
     assert any("loss_unlabeled" in line for line in lines) and (tmp_path / "run" / "classifier").is_dir()
 
     method = create("entropy", Task(classes=4, unlabeled=10, steps=2), {"unlabeled_weight": 0.5})
-    even = View(torch.zeros(3, 4))  # entropy log 4 for each image
+    even = HeadOutputs(torch.zeros(3, 4))  # entropy log 4 for each image
     result = method(Outputs(even, even), Batch(torch.tensor([0, 1, 2])))
     assert float(result.loss) == pytest.approx(1.5 * math.log(4))

@@ -57,7 +57,7 @@ def points(difference: float) -> str:
 # ---- how good -------------------------------------------------------------------------------------------------------
 
 
-def judge(subject: Outcome, others: Sequence[Outcome]) -> Verdict:
+def verdict_of(subject: Outcome, others: Sequence[Outcome]) -> Verdict:
     if subject.test is not None:
         right, count = int(subject.test.correct.sum()), len(subject.test.correct)
         bounds = metrics.wilson(right, count)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from finessl.analysis.estimate import second_opinion
-from finessl.analysis.findings import Finding, Verdict, findings, judge
+from finessl.analysis.findings import Finding, Verdict, findings, verdict_of
 from finessl.analysis.galleries import galleries
 from finessl.analysis.page import Html, el, join, page, table
 from finessl.analysis.runs import Outcome, plain, read_runs
@@ -61,7 +61,7 @@ def open_images(outcome: Outcome, progress: Progress | None) -> Dataset | None:
 def build(outcomes: Sequence[Outcome], dataset: Dataset | None, progress: Progress | None = None) -> Html:
     *others, subject = outcomes
     opinion = second_opinion(subject)
-    verdict = judge(subject, others)
+    verdict = verdict_of(subject, others)
     found = findings(subject, opinion)
     if (leak := look_for_leaks(dataset, progress)) is not None:
         found = sorted([leak, *found], key=lambda finding: list(LEVELS).index(finding.level))

@@ -167,7 +167,9 @@ def time_parts(
         method.before_step(step)
         weak = timed("weak forward", lambda views=views: training.forward_weak(views))
         trained = timed("forward", lambda views=views: training.forward_trained(views))
-        result = timed("method", lambda views=views, weak=weak, trained=trained: training.judge(views, weak, trained))
+        result = timed(
+            "method", lambda views=views, weak=weak, trained=trained: training.heads_and_loss(views, weak, trained)
+        )
         given, answer = seen.pop()
         timed("diagnostics", lambda given=given, answer=answer: diagnostics.observe(method, given, answer))
         timed("backward", lambda result=result: training.backward(result))

@@ -155,7 +155,7 @@ def load(
         description["aux"],
         torch.Generator(),
     )
-    network.load_trained(tensors)
+    network.load_trainable_state_dict(tensors)
     target = resolve_device(device)
     network.to(target).eval()
     return Classifier(network, dict(description), target, precision or usual_precision(description, target))

@@ -28,7 +28,7 @@ class Task:
     labeled: int = 0  # N, labeled images
 
 
-class View(NamedTuple):
+class HeadOutputs(NamedTuple):
     """What the model says of a group of images."""
 
     logits: Tensor  # [n, C], main head
@@ -39,9 +39,9 @@ class View(NamedTuple):
 class Outputs:
     """The model's answers on one batch."""
 
-    labeled: View  # [B]
-    weak: View | None = None  # [m], without gradient unless Method.weak == "grad"
-    strong: View | None = None  # [V·m], view-major: all m of view 1, then all m of view 2
+    labeled: HeadOutputs  # [B]
+    weak: HeadOutputs | None = None  # [m], without gradient unless Method.weak == "grad"
+    strong: HeadOutputs | None = None  # [V·m], view-major: all m of view 1, then all m of view 2
 
 
 @dataclass

@@ -32,7 +32,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from finessl.methods.base import Batch, Method, Outputs, Result, Task, View, needed
+from finessl.methods.base import Batch, HeadOutputs, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import (
     Pace,
     Prediction,
@@ -155,7 +155,7 @@ class FineSSL(Method):
         return torch.where(beta.max() > 0, margin, empty)
 
     def auxiliary(
-        self, x: View, strong: View, labels: Tensor, p: Prediction, margin: Tensor | None
+        self, x: HeadOutputs, strong: HeadOutputs, labels: Tensor, p: Prediction, margin: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Decoupled label smoothing (eq. 6): the auxiliary head's losses on labeled and strong views."""
         labeled = cross_entropy(needed(x.aux, "auxiliary logits"), labels).mean()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from finessl.errors import FinesslError
-from finessl.methods.base import View
+from finessl.methods.base import HeadOutputs
 from finessl.models.backbones import Backbone
 from finessl.models.heads import HEADS, Head
 from finessl.registry.options import Choice, check_options
@@ -52,17 +52,17 @@ class Network(nn.Module):
         """Of images [n, 3, S, S]; features [n, dim] that were computed before stay as they are."""
         return images if images.ndim == 2 else self.encoder(images)
 
-    def classify(self, features: Tensor) -> View:
+    def classify(self, features: Tensor) -> HeadOutputs:
         """Both heads, in float32 at least: softmax over many classes needs more than half precision."""
         if features.dtype in (torch.float16, torch.bfloat16):
             features = features.float()
         with torch.autocast(features.device.type, enabled=False):
             logits = self.head(features)
             if self.aux is None:
-                return View(logits, None)
-            return View(logits, self.aux(features.detach() if self.detach_aux else features))
+                return HeadOutputs(logits, None)
+            return HeadOutputs(logits, self.aux(features.detach() if self.detach_aux else features))
 
-    def forward(self, images: Tensor) -> View:
+    def forward(self, images: Tensor) -> HeadOutputs:
         return self.classify(self.features(images))
 
     def set_head(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -73,23 +73,24 @@ class Network(nn.Module):
         self._remember()
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Name → parameter of all that trains at some time: what a checkpoint must hold, with `trained_buffers`."""
+        """Name → parameter of all that trains at some time: what a checkpoint must hold, with `trainable_buffers`."""
         parameters = dict(self.named_parameters())
         return {name: parameters[name] for name in self._trained}
 
-    def trained_buffers(self) -> dict[str, Tensor]:
+    def trainable_buffers(self) -> dict[str, Tensor]:
         """Name → running statistic that training moves (BatchNorm)."""
         buffers = dict(self.encoder.named_buffers())
         return {f"encoder.{name}": buffers[name] for name in self._moving}
 
-    def trained_tensors(self) -> dict[str, Tensor]:
+    def trainable_state_dict(self) -> dict[str, Tensor]:
         """All that a checkpoint holds."""
-        return {**self.trained(), **self.trained_buffers()}
+        return {**self.trained(), **self.trainable_buffers()}
 
     def finished(self, choice: Choice) -> tuple[Choice, dict[str, Tensor]]:
-        """All that a classifier holds: the head's name and options, and tensors for `load_trained`. `choice`: those of
-        the head that was trained."""
-        tensors = {name: tensor for name, tensor in self.trained_tensors().items() if name.startswith("encoder.")}
+        """All that a classifier holds: the head's name and options, and tensors for `load_trainable_state_dict`.
+
+        choice: name and options of the head that was trained."""
+        tensors = {name: tensor for name, tensor in self.trainable_state_dict().items() if name.startswith("encoder.")}
         left = choice
         for side, head in (("head", self.head), ("aux", self.aux)):
             if head is not None:
@@ -98,9 +99,9 @@ class Network(nn.Module):
         return left, tensors
 
     @torch.no_grad()
-    def load_trained(self, tensors: Mapping[str, Tensor]) -> None:
-        """The reverse of `trained_tensors`; an error names what does not fit."""
-        mine = self.trained_tensors()
+    def load_trainable_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """The reverse of `trainable_state_dict`; an error names what does not fit."""
+        mine = self.trainable_state_dict()
         odd = [n for n in {**mine, **tensors} if n not in mine or n not in tensors or mine[n].shape != tensors[n].shape]
         if odd:
             raise FinesslError(f"these trained parameters belong to another model: {', '.join(odd[:5])} do not fit.")
@@ -134,10 +135,10 @@ class Network(nn.Module):
     def reset(self) -> None:
         """Trained parameters and moving statistics as they were when the network was built (or its heads set)."""
         with torch.no_grad():
-            for name, tensor in self.trained_tensors().items():
+            for name, tensor in self.trainable_state_dict().items():
                 tensor.copy_(self._initial[name])
 
     def _remember(self) -> None:
-        for name, tensor in {**self.trained(), **self.trained_buffers()}.items():
+        for name, tensor in {**self.trained(), **self.trainable_buffers()}.items():
             if not name.startswith("encoder.") or name not in self._initial:
                 self._initial[name] = tensor.detach().to("cpu", copy=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from finessl.data.loader import Views
 from finessl.errors import FinesslError
-from finessl.methods.base import Result, View
+from finessl.methods.base import HeadOutputs, Result
 from finessl.models.build import compile_encoder
 from finessl.models.network import Network
 from finessl.runtime.compile import compiled
@@ -40,7 +40,7 @@ def recording(what: str) -> Iterator[None]:
         ) from error
 
 
-class RecordedStep:
+class CudaGraphStep:
     """A TrainingStep as a CUDA graph. The first steps are computed in the plain way: they compile kernels and make the
     optimizer's memory. A change of shapes, or of what trains, starts over."""
 
@@ -98,7 +98,7 @@ class RecordedStep:
         )
         graph = torch.cuda.CUDAGraph()
         try:
-            if not self.plain.network.trained_buffers():  # BatchNorm statistics: the passes move them in turn
+            if not self.plain.network.trainable_buffers():  # BatchNorm statistics: the passes move them in turn
                 self.plain.beside = torch.cuda.Stream(self.plain.device, priority=-1)
             with recording("the training step"), torch.cuda.graph(graph, stream=self.stream):
                 self.result = self.plain.compute(self.views)
@@ -120,7 +120,7 @@ class RecordedStep:
         self.start_over(None)
 
 
-class RecordedForward:
+class CudaGraphForward:
     """A network's answer to images, without gradient; its encoder as a CUDA graph for the batch of the weak views, which
     it has been compiled for. Its parameters may change from call to call, their places may not."""
 
@@ -128,7 +128,7 @@ class RecordedForward:
         self.network, self.device, self.precision = step.network, step.device, step.precision
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self, images: Tensor) -> View:
+    def __call__(self, images: Tensor) -> HeadOutputs:
         if self.graph is None:
             self.record(images)
         assert self.graph is not None
@@ -156,13 +156,13 @@ class RecordedForward:
             return self.network.features(self.images)
 
 
-def answering(step: TrainingStep | RecordedStep, network: Network) -> tuple[Callable[[Tensor], View], int]:
+def answering(step: TrainingStep | CudaGraphStep, network: Network) -> tuple[Callable[[Tensor], HeadOutputs], int]:
     """What answers images in evaluation, and how many it must be given at a time (0: any number)."""
-    if not isinstance(step, RecordedStep) or network.trained_buffers():
+    if not isinstance(step, CudaGraphStep) or network.trainable_buffers():
         return network, 0
     plain = step.plain
     weak = plain.train.batch_size * plain.train.mu if plain.method.weak == "no_grad" else 0
-    return (RecordedForward(plain), weak) if weak >= ENOUGH else (network, 0)
+    return (CudaGraphForward(plain), weak) if weak >= ENOUGH else (network, 0)
 
 
 def compiles(compile: bool | None, device: torch.device, steps: int) -> bool:
@@ -170,7 +170,7 @@ def compiles(compile: bool | None, device: torch.device, steps: int) -> bool:
     return compile or (compile is None and device.type == "cuda" and steps >= 200)
 
 
-def accelerate(step: TrainingStep, *, compile: bool | None, steps: int) -> TrainingStep | RecordedStep:
+def accelerate(step: TrainingStep, *, compile: bool | None, steps: int) -> TrainingStep | CudaGraphStep:
     """`step` as fast as it gets."""
     gpu = step.device.type == "cuda"
     if not compiles(compile, step.device, steps):
@@ -178,8 +178,8 @@ def accelerate(step: TrainingStep, *, compile: bool | None, steps: int) -> Train
     compile_encoder(step.network.encoder)
     if step.processes.world > 1:
         return step
-    step.judge = compiled(step.judge)  # type: ignore[method-assign]  # some hundred operations on few numbers
+    step.heads_and_loss = compiled(step.heads_and_loss)  # type: ignore[method-assign]  # some hundred operations on few numbers
     # not recorded: a scaled loss (its scale is decided by the host) and parts that are recomputed (PyTorch asks for the
     # state of the random numbers, which it may not while recording)
     recordable = gpu and step.precision != "fp16" and not step.network.encoder.checkpointing
-    return RecordedStep(step) if recordable else step
+    return CudaGraphStep(step) if recordable else step

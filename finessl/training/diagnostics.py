@@ -25,7 +25,7 @@ from torch import Tensor
 from finessl.data.dataset import Dataset
 from finessl.data.splits import Split
 from finessl.inference.encode import encode
-from finessl.methods.base import Batch, Method, Outputs, Result, View
+from finessl.methods.base import Batch, HeadOutputs, Method, Outputs, Result
 from finessl.models.backbones import create_backbone
 from finessl.runs.directory import RESUMES
 from finessl.runtime.files import write_arrays, writing
@@ -123,10 +123,10 @@ class Diagnostics:
             getattr(self, name).copy_(tensor)
 
 
-def look_back(
+def evaluate_unlabeled(
     folder: Path,
     experiment: Experiment,
-    answer: Callable[[Tensor], View],
+    answer: Callable[[Tensor], HeadOutputs],
     rows: int = 0,
     *,
     precision: str = "fp32",

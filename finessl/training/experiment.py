@@ -102,8 +102,8 @@ class Experiment:
         """As the recipe says. Where it leaves the rate inside the backbone open and pretrained weights train, that rate
         is one that they stand: the heads' would destroy them within a few steps."""
         train = self.recipe.train
-        if train.backbone_lr is None and self.tuning.gentle is not None and self.backbone.pretrained:
-            train = train.model_copy(update={"backbone_lr": min(train.lr, self.tuning.gentle)})
+        if train.backbone_lr is None and self.tuning.max_backbone_lr is not None and self.backbone.pretrained:
+            train = train.model_copy(update={"backbone_lr": min(train.lr, self.tuning.max_backbone_lr)})
         return make_optimizer(self.network, train, self.device)
 
     def labeled_features(self) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,7 @@ from finessl.runtime.progress import Display
 from finessl.runtime.version import __version__
 from finessl.training.averages import Averages
 from finessl.training.cuda_graph import accelerate, answering, compiles
-from finessl.training.diagnostics import Diagnostics, hidden_truth, look_back
+from finessl.training.diagnostics import Diagnostics, evaluate_unlabeled, hidden_truth
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.feature_cache import CachedLoader
 from finessl.training.step import TrainingStep, all_finite, lr_factor
@@ -393,7 +393,7 @@ class Training:
         self.write_metrics()
         if self.log is None:
             return
-        trained = self.experiment.network.trained_tensors()
+        trained = self.experiment.network.trainable_state_dict()
         if not all_finite(list(trained.values())):
             raise self.not_finite()
         state = {
@@ -433,7 +433,7 @@ class Training:
                 "the seed. Train again with another --out."
             )
         try:
-            self.experiment.network.load_trained(trained)
+            self.experiment.network.load_trainable_state_dict(trained)
             self.training_step.load(state)
             self.diagnostics.load(state["diagnostics"])
             self.averages.load(state)
@@ -463,7 +463,7 @@ class Training:
             }
             with writing(self.run.path, RESUMES):
                 write_arrays(self.run.path / "predictions.npz", arrays)
-        look_back(
+        evaluate_unlabeled(
             self.run.path, experiment, self.answer, self.rows, precision=self.precision, progress=self.display.update
         )
         trained, total = experiment.network.count()

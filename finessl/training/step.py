@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from finessl.data.loader import Views
-from finessl.methods.base import Batch, Method, Outputs, Result, View
+from finessl.methods.base import Batch, HeadOutputs, Method, Outputs, Result
 from finessl.models.network import Network
 from finessl.recipe import TrainRecipe
 from finessl.runtime.distributed import Processes
@@ -94,7 +94,7 @@ class TrainingStep:
                 weak = self.forward_weak(views)
             trained = self.forward_trained(views)
             here.wait_stream(self.beside)
-        result = self.judge(views, weak, trained)
+        result = self.heads_and_loss(views, weak, trained)
         self.backward(result)
         self.update()
         return replace(result, loss=result.loss.detach())
@@ -115,9 +115,9 @@ class TrainingStep:
         with autocast(self.device, self.precision):
             return self.network.features(views.trained)
 
-    def judge(self, views: Views, weak_features: Tensor | None, trained_features: Tensor) -> Result:
+    def heads_and_loss(self, views: Views, weak_features: Tensor | None, trained_features: Tensor) -> Result:
         """The heads' answers, and the method's loss on the global batch."""
-        weak: View | None = None
+        weak: HeadOutputs | None = None
         if weak_features is not None:
             with torch.no_grad():
                 weak = self.network.classify(weak_features)
@@ -144,11 +144,11 @@ class TrainingStep:
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
-    def gather(self, view: View, groups: int = 1) -> View:
+    def gather(self, view: HeadOutputs, groups: int = 1) -> HeadOutputs:
         if self.processes.world == 1:
             return view
         gather = self.processes.gather
-        return View(gather(view.logits, groups), None if view.aux is None else gather(view.aux, groups))
+        return HeadOutputs(gather(view.logits, groups), None if view.aux is None else gather(view.aux, groups))
 
     # ---- what a checkpoint keeps -----------------------------------------------------------------------------------
 
@@ -167,9 +167,9 @@ class TrainingStep:
             self.scaler.load_state_dict(state["scaler"])
 
 
-def split_rows(view: View, counts: list[int]) -> list[View]:
+def split_rows(view: HeadOutputs, counts: list[int]) -> list[HeadOutputs]:
     auxiliary: Any = [None] * len(counts) if view.aux is None else view.aux.split(counts)
-    return [View(logits, aux) for logits, aux in zip(view.logits.split(counts), auxiliary, strict=True)]
+    return [HeadOutputs(logits, aux) for logits, aux in zip(view.logits.split(counts), auxiliary, strict=True)]
 
 
 def all_finite(tensors: list[Tensor]) -> bool:

@@ -112,10 +112,12 @@ class Box:
         result = Result(argv, 0 if rc is None else rc, text, err.read_bytes().decode("utf-8", "backslashreplace"))
         if self.verbose:
             print(f"$ finessl {' '.join(argv)}\n{result.out}{result.err}-> {rc}", flush=True)
-        self.judge(result, rc, must, interrupt)
+        self.heads_and_loss(result, rc, must, interrupt)
         return result
 
-    def judge(self, result: Result, rc: int | None, must: str | None, interrupt: tuple[int, float] | None) -> None:
+    def heads_and_loss(
+        self, result: Result, rc: int | None, must: str | None, interrupt: tuple[int, float] | None
+    ) -> None:
         said = f"finessl {' '.join(result.argv)[:300]}: "
         tail = (result.err.strip() or result.out.strip())[-600:]
         if self.canary.exists():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from finessl.methods import create
-from finessl.methods.base import Batch, Method, Outputs, Result, Task, View
+from finessl.methods.base import Batch, HeadOutputs, Method, Outputs, Result, Task
 
 SELF_TRAINING = ("fpl", "ifpl", "grip")
 
@@ -55,11 +55,11 @@ def tensors(
 ) -> tuple[Outputs, Batch]:
     """The case as the loop would hand it over: only the views that the method asks for."""
 
-    def view(logits: np.ndarray, aux: np.ndarray) -> View:
+    def view(logits: np.ndarray, aux: np.ndarray) -> HeadOutputs:
         def leaf(a: np.ndarray) -> Tensor:
             return torch.tensor(a.reshape(-1, a.shape[-1]), dtype=dtype).requires_grad_(grad)
 
-        return View(leaf(logits), leaf(aux) if method.aux else None)
+        return HeadOutputs(leaf(logits), leaf(aux) if method.aux else None)
 
     outputs = Outputs(
         view(case.x, case.aux_x),

@@ -12,7 +12,7 @@ import torch
 from methods_cases import task
 
 from finessl.methods import METHODS, create
-from finessl.methods.base import Batch, Outputs, View
+from finessl.methods.base import Batch, HeadOutputs, Outputs
 from finessl.registry.options import options_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
@@ -57,9 +57,9 @@ def test_example_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         index = torch.randint(0, 60, (12,), generator=generator)
         noise = torch.randn(24, 8, generator=generator)
         with torch.no_grad():
-            weak = View(head(features[index]))
-        strong = View(head(features[index].repeat(2, 1) + noise))
-        result = method(Outputs(View(head(features[:6])), weak, strong), Batch(truth[:6], index))
+            weak = HeadOutputs(head(features[index]))
+        strong = HeadOutputs(head(features[index].repeat(2, 1) + noise))
+        result = method(Outputs(HeadOutputs(head(features[:6])), weak, strong), Batch(truth[:6], index))
         optimizer.zero_grad()
         result.loss.backward()
         optimizer.step()

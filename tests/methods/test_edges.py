@@ -11,7 +11,7 @@ from methods_cases import Case, draw, make, run, tensors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from finessl.methods import METHODS
-from finessl.methods.base import Outputs, View
+from finessl.methods.base import HeadOutputs, Outputs
 from finessl.methods.finessl import FORMS
 
 NAMES = METHODS.names()
@@ -137,10 +137,10 @@ def test_gradients_go_where_they_should_and_nowhere_else(name: str, options: dic
     result = method(outputs, batch)
     result.loss.backward()
 
-    def gradient(view: View | None, head: str) -> torch.Tensor | None:
+    def gradient(view: HeadOutputs | None, head: str) -> torch.Tensor | None:
         return None if view is None or getattr(view, head) is None else getattr(view, head).grad
 
-    def moves(view: View | None, head: str) -> bool:
+    def moves(view: HeadOutputs | None, head: str) -> bool:
         at = gradient(view, head)
         return at is not None and bool((at != 0).any())
 
@@ -198,8 +198,8 @@ def test_no_synchronisation_on_a_gpu_and_the_same_loss_as_on_the_cpu(name: str, 
         outputs, batch = tensors(draw(step), method, torch.float32)
         expected = twin(outputs, batch).loss
 
-        def moved(view: View | None) -> View | None:
-            return view and View(*(None if part is None else part.cuda().requires_grad_() for part in view))
+        def moved(view: HeadOutputs | None) -> HeadOutputs | None:
+            return view and HeadOutputs(*(None if part is None else part.cuda().requires_grad_() for part in view))
 
         there = Outputs(moved(outputs.labeled), moved(outputs.weak), moved(outputs.strong))  # type: ignore[arg-type]
         batch.labels, batch.index = batch.labels.cuda(), batch.index.cuda()  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ import torch
 from methods_cases import draw, run, task, tensors
 
 from finessl.methods import create
-from finessl.methods.base import Batch, Outputs, Task, View
+from finessl.methods.base import Batch, HeadOutputs, Outputs, Task
 from finessl.methods.finessl import FORMS, FineSSL
 from finessl.methods.parts import cross_entropy, smooth
 from finessl.registry.options import options_of
@@ -83,12 +83,12 @@ def test_label_smoothing_by_hand() -> None:
 
 def one_image_each() -> tuple[Outputs, Batch]:
     outputs = Outputs(
-        labeled=View(tensor([0.0, LN3]), tensor([0.0, 0.0])),
-        weak=View(tensor([0.0, math.log(9)]), tensor([LN3, 0.0])),  # main: class 1 at 0.9; auxiliary: 0.75
-        strong=View(tensor([0.0, 0.0]), tensor([0.0, LN3])),
+        labeled=HeadOutputs(tensor([0.0, LN3]), tensor([0.0, 0.0])),
+        weak=HeadOutputs(tensor([0.0, math.log(9)]), tensor([LN3, 0.0])),  # main: class 1 at 0.9; auxiliary: 0.75
+        strong=HeadOutputs(tensor([0.0, 0.0]), tensor([0.0, LN3])),
     )
     outputs.labeled, outputs.weak, outputs.strong = (
-        View(v.logits.reshape(1, 2), v.aux.reshape(1, 2))
+        HeadOutputs(v.logits.reshape(1, 2), v.aux.reshape(1, 2))
         for v in (outputs.labeled, outputs.weak, outputs.strong)  # type: ignore[union-attr]
     )
     return outputs, Batch(torch.tensor([1]), torch.tensor([7]))
@@ -166,7 +166,7 @@ def test_an_image_that_loses_its_confidence() -> None:
     for forget, counts in ((False, [2, 2]), (True, [2, 1])):
         method = with_pace([2, 1], pace_forget=forget)
         method(outputs, batch)
-        unsure = Outputs(outputs.labeled, View(outputs.weak.logits / 100, outputs.weak.aux), outputs.strong)  # type: ignore[union-attr, operator]
+        unsure = Outputs(outputs.labeled, HeadOutputs(outputs.weak.logits / 100, outputs.weak.aux), outputs.strong)  # type: ignore[union-attr, operator]
         method(unsure, batch)
         assert method.pace.counts.tolist() == counts
         assert int(method.pace.memory[7]) == (-1 if forget else 1)

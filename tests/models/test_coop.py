@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import finessl
 from finessl.errors import FinesslError
 from finessl.methods import create as create_method
-from finessl.methods.base import Batch, Outputs, Task, View
+from finessl.methods.base import Batch, HeadOutputs, Outputs, Task
 from finessl.models.aliases import BACKBONES, Alias
 from finessl.models.backbones import Backbone, create_backbone
 from finessl.models.build import build_network
@@ -183,7 +183,7 @@ def test_the_auxiliary_head_shares_the_tower(make: Callable[..., Network]) -> No
     assert two.aux.names is coop(two).names and two.aux.context is not coop(two).context
     assert two.count()[1] - one.count()[1] == 16 * 32 + 1  # a context and a scale
     assert not any(module.training for module in two.train().head.names.modules())  # type: ignore[union-attr]
-    sizes = sum(tensor.numel() for tensor in two.trained_tensors().values())
+    sizes = sum(tensor.numel() for tensor in two.trainable_state_dict().values())
     assert sizes == two.trained()["encoder.prompts"].numel() + 2 * 16 * 32
 
 
@@ -191,7 +191,7 @@ def test_trained_tensors_are_the_state(make: Callable[..., Network]) -> None:
     images = torch.randn(2, 3, 32, 32, generator=seeded())
     first, second = make(aux="detached", seed=1), make(aux="detached", seed=2)
     assert not torch.allclose(first(images).logits, second(images).logits)
-    second.load_trained(first.trained_tensors())
+    second.load_trainable_state_dict(first.trainable_state_dict())
     assert torch.equal(first(images).logits, second(images).logits)
     with torch.no_grad():
         coop(first).context.add_(1)
@@ -229,7 +229,7 @@ def test_prompts_on_both_sides_learn(make: Callable[..., Network]) -> None:
     start, losses = {n: p.detach().clone() for n, p in network.trained().items()}, []
     for _ in range(20):
         labeled, weak = network(images).logits.split([6, 12])
-        result = method(Outputs(View(labeled), View(weak)), Batch(truth[:6], torch.arange(12)))
+        result = method(Outputs(HeadOutputs(labeled), HeadOutputs(weak)), Batch(truth[:6], torch.arange(12)))
         optimizer.zero_grad()
         result.loss.backward()
         optimizer.step()

@@ -98,15 +98,15 @@ def test_reset_is_the_start(make_vit: Make, tuning: str) -> None:
 
 def test_running_statistics_are_part_of_the_state(make_convolutional: Callable[[], Encoder], images: Tensor) -> None:
     network = build(make_convolutional(), "bn", dim=64)
-    buffers = network.trained_buffers()
+    buffers = network.trainable_buffers()
     assert "encoder.model.norm.running_mean" in buffers and len(buffers) == 3 * 25
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     network.train()
     network.features(images)
     assert not torch.equal(buffers["encoder.model.norm.running_mean"], before["encoder.model.norm.running_mean"])
     network.reset()
-    assert all(torch.equal(buffer, before[name]) for name, buffer in network.trained_buffers().items())
-    assert not build(make_convolutional(), "ssf", dim=64).trained_buffers()
+    assert all(torch.equal(buffer, before[name]) for name, buffer in network.trainable_buffers().items())
+    assert not build(make_convolutional(), "ssf", dim=64).trainable_buffers()
 
 
 def test_trained_names_do_not_change_while_probing(make_convolutional: Callable[[], Encoder]) -> None:
@@ -114,9 +114,9 @@ def test_trained_names_do_not_change_while_probing(make_convolutional: Callable[
     tuning = create("lp-ft")
     tuning.apply(encoder, seeded())
     network = Network(Backbone(encoder, "tiny", 64, 32, (0.5,) * 3, (0.5,) * 3), list("abcd"), generator=seeded())
-    names, buffers = list(network.trained()), list(network.trained_buffers())
+    names, buffers = list(network.trained()), list(network.trainable_buffers())
     tuning.before_step(0, 10)
-    assert list(network.trained()) == names and list(network.trained_buffers()) == buffers
+    assert list(network.trained()) == names and list(network.trainable_buffers()) == buffers
     assert buffers
 
 

@@ -22,7 +22,7 @@ from finessl.models.build import compile_encoder
 from finessl.recipe import Recipe
 from finessl.runtime.distributed import Processes
 from finessl.runtime.precision import autocast
-from finessl.training.cuda_graph import RecordedForward, RecordedStep, accelerate, answering
+from finessl.training.cuda_graph import CudaGraphForward, CudaGraphStep, accelerate, answering
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.step import TrainingStep, make_optimizer
@@ -44,7 +44,7 @@ def set_up(device: str, **fields: object) -> tuple[Experiment, TrainingStep]:
     return experiment, TrainingStep(network, experiment.method, optimizer, recipe.train, target, precision, Processes())
 
 
-def run(experiment: Experiment, step: TrainingStep | RecordedStep, steps: int) -> tuple[list[float], torch.Tensor]:
+def run(experiment: Experiment, step: TrainingStep | CudaGraphStep, steps: int) -> tuple[list[float], torch.Tensor]:
     """Losses, and all trained parameters at the end."""
     views, losses = Prefetcher(experiment.loader(Processes()), steps), []
     for number in range(steps):
@@ -63,7 +63,7 @@ def test_every_method_is_one_graph(method: str) -> None:
     plain_losses, _ = run(*set_up("cpu", **{"method.name": method}), 3)
     experiment, step = set_up("cpu", **{"method.name": method})
     Diagnostics(experiment.method, hidden_truth(experiment.dataset, experiment.split), experiment.device)
-    step.judge = torch.compile(step.judge, backend="aot_eager", fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+    step.heads_and_loss = torch.compile(step.heads_and_loss, backend="aot_eager", fullgraph=True, dynamic=False)  # type: ignore[method-assign]
     assert run(experiment, step, 3)[0] == plain_losses
 
 
@@ -94,7 +94,7 @@ def test_recorded_and_plain_steps_are_equal(tuning: str, method: str) -> None:
     fields = {"tuning.name": tuning, "method.name": method}
     losses, plain = run(*set_up("cuda", **fields), 24)
     experiment, step = set_up("cuda", **fields)
-    recorded = RecordedStep(step)
+    recorded = CudaGraphStep(step)
     again, parameters = run(experiment, recorded, 24)
     assert recorded.graph is not None
     assert again == pytest.approx(losses, rel=1e-5)
@@ -118,7 +118,7 @@ def test_compiled_recorded_and_plain_steps_agree(precision: str, method: str, to
 @gpu
 def test_a_network_made_anew_is_recorded_anew() -> None:
     experiment, step = set_up("cuda")
-    recorded = RecordedStep(step)
+    recorded = CudaGraphStep(step)
     run(experiment, recorded, 6)
     first = recorded.graph
     experiment.network.reset()
@@ -135,9 +135,9 @@ def test_running_statistics_are_recorded_in_order() -> None:
     plain, step = set_up("cuda", **fields)
     run(plain, step, 12)
     experiment, step = set_up("cuda", **fields)
-    run(experiment, RecordedStep(step), 12)
-    for name, buffer in experiment.network.trained_buffers().items():
-        assert torch.allclose(buffer.float(), plain.network.trained_buffers()[name].float(), rtol=1e-4), name
+    run(experiment, CudaGraphStep(step), 12)
+    for name, buffer in experiment.network.trainable_buffers().items():
+        assert torch.allclose(buffer.float(), plain.network.trainable_buffers()[name].float(), rtol=1e-4), name
 
 
 def test_a_step_that_cannot_be_recorded_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +151,10 @@ def test_a_step_that_cannot_be_recorded_says_what_to_do(monkeypatch: pytest.Monk
     for name, stand_in in (("Stream", lambda *a, **k: None), ("CUDAGraph", object), ("graph", refuse)):
         monkeypatch.setattr(torch.cuda, name, stand_in)
     experiment, step = set_up("cpu", **{"method.name": "supervised"})
-    monkeypatch.setattr(RecordedStep, "PLAIN", 0)
+    monkeypatch.setattr(CudaGraphStep, "PLAIN", 0)
     monkeypatch.setattr(TrainingStep, "compute", lambda self, views: None)
     with pytest.raises(FinesslError, match=r"stream is capturing\. .*--no-compile"):
-        RecordedStep(step)(0, experiment.loader(Processes()).load(0))
+        CudaGraphStep(step)(0, experiment.loader(Processes()).load(0))
     assert step.beside is None
 
 
@@ -163,7 +163,7 @@ def test_a_step_that_cannot_be_recorded_says_what_to_do(monkeypatch: pytest.Monk
 def test_recorded_answers_follow_the_parameters(tuning: str) -> None:
     torch._dynamo.reset()
     _, step = set_up("cuda", **{"tuning.name": tuning, "train.precision": "bf16"})
-    forward, images = RecordedForward(step), torch.randn(8, 3, 32, 32, device="cuda", dtype=torch.bfloat16)
+    forward, images = CudaGraphForward(step), torch.randn(8, 3, 32, 32, device="cuda", dtype=torch.bfloat16)
     for _ in range(3):
         with torch.no_grad(), autocast(step.device, "bf16"):
             expected = step.network(images)
@@ -198,7 +198,7 @@ def test_heads_are_asked_anew_for_every_recorded_answer(monkeypatch: pytest.Monk
     CUDA's part played by stand-ins: a graph that computes again what lay between its beginning and its end."""
     _, step = set_up("cpu")
     network, capturing = step.network.eval(), False
-    forward = RecordedForward(step)
+    forward = CudaGraphForward(step)
 
     @contextmanager
     def capture(*arguments: Any, **options: Any) -> Iterator[None]:
@@ -240,6 +240,6 @@ def test_evaluation_takes_the_weak_views_batch(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda *a, **k: None)
     experiment, step = set_up("cpu", **{"train.batch_size": batch, "method.name": method})
-    answer, rows = answering(RecordedStep(step), experiment.network)
-    assert rows == expected and isinstance(answer, RecordedForward) is (expected > 0)
+    answer, rows = answering(CudaGraphStep(step), experiment.network)
+    assert rows == expected and isinstance(answer, CudaGraphForward) is (expected > 0)
     assert answering(step, experiment.network) == (experiment.network, 0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from finessl.methods import create
-from finessl.methods.base import Batch, Outputs, Result, Task, View
+from finessl.methods.base import Batch, HeadOutputs, Outputs, Result, Task
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
 from finessl.training import diagnostics
@@ -112,7 +112,7 @@ def test_images_without_a_pseudo_label_do_not_count(tmp_path: Path) -> None:
     method = create("fpl", Task(3, 6, 10, labeled=3), {})
     watched = Diagnostics(method, np.array([0, 1, 2, 0, -1, -2]), torch.device("cpu"))
     logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 2, 0], [0, 0, 0], [0, 0, 5], [0, 0, 5]])
-    inputs = Outputs(View(logits), View(logits)), Batch(torch.zeros(3).long(), torch.arange(6))
+    inputs = Outputs(HeadOutputs(logits), HeadOutputs(logits)), Batch(torch.zeros(3).long(), torch.arange(6))
     watched.observe(method, inputs, Result(torch.zeros(()), {}, torch.tensor([0, -1, 1, -1, 2, 2]), torch.ones(6)))
     line = watched.take(7)
     assert line is not None and line["step"] == 7
@@ -183,7 +183,7 @@ def test_nothing_waits_for_the_device() -> None:
     task = Task(10, 100, 10)
     method = create("finessl", task, {})
     watched = Diagnostics(method, np.zeros(100, np.int64), torch.device("cpu"))
-    view = View(torch.randn(32, 10), torch.randn(32, 10))
+    view = HeadOutputs(torch.randn(32, 10), torch.randn(32, 10))
     inputs = Outputs(view, view, view), Batch(torch.zeros(32).long(), torch.arange(32))
     answer = Result(torch.zeros(()), {}, view.logits.argmax(1), torch.rand(32))
 

@@ -43,7 +43,7 @@ with processes("cpu") as team:
             views.trained = views.trained.double()
             views.weak = None if views.weak is None else views.weak.double()
             losses.append(step(number, views).loss.detach())
-        trained = network.trained_tensors()
+        trained = network.trainable_state_dict()
         answers[name] = {"trained": trained, "method": method.state_dict(), "losses": torch.stack(losses)}
     if team.first:
         torch.save(answers, out)

@@ -20,7 +20,7 @@ class Tuning:
     name: str
     unchanged: bool = True  # does the encoder compute the same function right after `apply`?
     mergeable: bool = False  # can what was tuned become plain weights?
-    gentle: float | None = None  # learning rate that pretrained weights stand, where it trains them; None: any
+    max_backbone_lr: float | None = None  # learning rate that pretrained weights stand, where it trains them; None: any
 
     def apply(self, encoder: Encoder, generator: torch.Generator | None = None) -> None:
         """Freeze the encoder, then insert or unfreeze what trains. Initial values come from the CPU `generator`."""
@@ -73,7 +73,9 @@ class Composed(Tuning):
         self.name = "+".join(part.name for part in parts)
         self.unchanged = all(part.unchanged for part in parts)
         self.mergeable = all(part.mergeable for part in parts)
-        self.gentle = min((part.gentle for part in parts if part.gentle is not None), default=None)
+        self.max_backbone_lr = min(
+            (part.max_backbone_lr for part in parts if part.max_backbone_lr is not None), default=None
+        )
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
         for part in self.parts:

@@ -18,7 +18,7 @@ class Full(Tuning):
 
     name = "full"
     mergeable = True
-    gentle = 1e-4
+    max_backbone_lr = 1e-4
 
     def __init__(self, *, blocks: Count | None = None, gradient_checkpointing: bool = False) -> None:
         self.blocks = blocks
