@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 import numpy as np
 from PIL import Image
@@ -28,7 +30,11 @@ class Picture:
     name: str
     answer: str
     detail: str = ""
-    right: bool | None = None  # None: nobody knows
+    right: bool | None = None  # None: not known
+
+    @property
+    def file(self) -> str:
+        return PurePosixPath(self.name).name
 
 
 @dataclass
@@ -37,6 +43,11 @@ class Gallery:
     about: str
     of_class: bool = False
     pictures: list[Picture] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """Anchor on the page; a title may hold any characters."""
+        return "g" + hashlib.blake2b(self.title.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
 
 
 def thumbnail(images: Images, i: int) -> str | None:

@@ -1,26 +1,30 @@
-"""One page about a run, or about one run beside others: `finessl report RUN… [--open]`.
+"""One page about a run, or about a run and others to compare it with: `finessl report RUN… [--open]`.
 
-The last run is the subject. Nothing is fetched and nothing is run: styles, charts and images are inside the file.
+The last run is the subject. The page is self-contained and runs nothing: styles, charts and images are inside the file.
+The text is in templates/report.html.j2; jinja2 escapes every value, so no class name can break out of the page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from finessl.analysis import sections
 from finessl.analysis.estimate import second_opinion
-from finessl.analysis.findings import Finding, Verdict, findings, verdict_of
+from finessl.analysis.findings import Finding, findings, verdict_of
 from finessl.analysis.galleries import galleries
-from finessl.analysis.page import Html, el, join, page, table
 from finessl.analysis.runs import Outcome, plain, read_runs
-from finessl.analysis.sections import bias, classes, confidence, learning, pictures, side_by_side
 from finessl.analysis.style import styled
 from finessl.data.dataset import Dataset, some
 from finessl.errors import FinesslError
+from finessl.runtime.callbacks import Progress
 from finessl.runtime.files import write_atomically, writing
 from finessl.runtime.version import __version__
 
-Progress = Callable[[str, int, int], None]
 LEVELS = {"problem": "Problem", "watch": "Watch", "good": "OK", "note": "Note"}
 LEAK_LIMIT = 20_000  # images among which a leak is looked for; more would take minutes
 
@@ -37,7 +41,7 @@ def write_report(
         content = build(outcomes, dataset, progress)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, content.encode("utf-8", "replace"))  # a page is UTF-8, whatever names its files have
+        write_atomically(target, content.encode("utf-8", "replace"))  # names may hold bytes that are not UTF-8
     return target
 
 
@@ -58,73 +62,63 @@ def open_images(outcome: Outcome, progress: Progress | None) -> Dataset | None:
     return dataset
 
 
-def build(outcomes: Sequence[Outcome], dataset: Dataset | None, progress: Progress | None = None) -> Html:
+def build(outcomes: Sequence[Outcome], dataset: Dataset | None, progress: Progress | None = None) -> str:
+    """The page as text."""
     *others, subject = outcomes
     opinion = second_opinion(subject)
-    verdict = verdict_of(subject, others)
     found = findings(subject, opinion)
     if (leak := look_for_leaks(dataset, progress)) is not None:
         found = sorted([leak, *found], key=lambda finding: list(LEVELS).index(finding.level))
-    title = f"{subject.recipe.data.source}: {subject.label}"
-    return page(
-        title,
-        heading(subject, others),
-        el("main",
-            verdict_section(verdict),
-            el("ul", [finding_item(f) for f in found], class_="findings"),
-            side_by_side(outcomes),
-            classes(outcomes),
-            pictures(galleries(subject, opinion, dataset)) if dataset is not None else None,
-            confidence(outcomes),
-            learning(outcomes),
-            bias(outcomes),
-            provenance(outcomes),
-        ),
-        el("footer", f"Written by finessl {__version__} from {', '.join(str(o.path) for o in outcomes)}."),
-    )  # fmt: skip
+    return template().render(
+        subject=subject,
+        outcomes=outcomes,
+        version=__version__,
+        heading=heading(subject, others),
+        facts=facts(subject),
+        verdict=verdict_of(subject, others),
+        findings=found,
+        levels=LEVELS,
+        runs=sections.side_by_side(outcomes),
+        classes=sections.classes(outcomes),
+        galleries=galleries(subject, opinion, dataset) if dataset is not None else [],
+        confidence=sections.confidence(outcomes),
+        temperature=sections.temperature(subject),
+        learning=sections.learning(outcomes),
+        bias=sections.bias(outcomes),
+        provenance=[(outcome, provenance(outcome)) for outcome in outcomes],
+    )
 
 
-# ---- the top --------------------------------------------------------------------------------------------------------
+def template() -> Any:
+    environment = Environment(
+        loader=PackageLoader("finessl.analysis"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=unbroken,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("report.html.j2")
 
 
-def heading(subject: Outcome, others: Sequence[Outcome]) -> Html:
-    recipe, meta = subject.recipe, subject.meta
+def unbroken(value: Any) -> Any:
+    """A number and its per cent sign stay on one line. Markup, and text that was escaped by `|e`, stays as it is."""
+    return value if isinstance(value, Markup) else str(value).replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def heading(subject: Outcome, others: Sequence[Outcome]) -> str:
     against = f", next to {', '.join(o.label for o in others)}" if others else ""
-    facts = [f"{len(subject.classes):,} classes"] if subject.classes else []
+    return f"{Path(subject.recipe.data.source).name or 'run'}: {subject.label}{against}"
+
+
+def facts(subject: Outcome) -> list[str]:
+    """What the run was: classes, images, model."""
+    recipe, meta = subject.recipe, subject.meta
+    found = [f"{len(subject.classes):,} classes"] if subject.classes else []
     counts = {"labeled": "labeled", "unlabeled": "used without labels", "test": "test"}
-    facts += [f"{meta[name]:,} {words}" for name, words in counts.items() if meta.get(name)]
-    facts.append(f"{recipe.model.backbone} with {recipe.tuning.name}")
-    return el(
-        "header",
-        el("p", "finessl report", class_="eyebrow"),
-        el("h1", f"{Path(recipe.data.source).name or 'run'}: {subject.label}{against}"),
-        el("p", " · ".join(facts), class_="quiet"),
-    )
-
-
-def verdict_section(verdict: Verdict) -> Html:
-    gauge = None
-    if verdict.bounds is not None:
-        low, high = verdict.bounds
-        marks = [el("i", style=f"left:{100 * low:.1f}%;width:{100 * (high - low):.1f}%")]
-        marks += [el("b", style=f"left:{100 * verdict.at:.1f}%")] if verdict.at is not None else []
-        gauge = join(
-            el("div", marks, class_="gauge"),
-            el("div", el("span", "0 %"), el("span", "100 %"), class_="ends"),
-        )
-    kind = "figure" if verdict.measured else "figure estimated" if verdict.bounds else "figure estimated unknown"
-    return el(
-        "section",
-        el("div", el("p", verdict.figure, class_=kind), el("p", verdict.caption, class_="caption"), gauge),
-        el("div", [el("p", sentence) for sentence in verdict.sentences], class_="sentences"),
-        class_="verdict",
-        aria_label="Verdict",
-    )
-
-
-def finding_item(finding: Finding) -> Html:
-    level = el("span", LEVELS[finding.level], class_="level")
-    return el("li", level, el("h3", finding.title), el("p", finding.text), class_=finding.level)
+    found += [f"{meta[name]:,} {words}" for name, words in counts.items() if meta.get(name)]
+    return [*found, f"{recipe.model.backbone} with {recipe.tuning.name}"]
 
 
 def look_for_leaks(dataset: Dataset | None, progress: Progress | None) -> Finding | None:
@@ -150,27 +144,19 @@ def look_for_leaks(dataset: Dataset | None, progress: Progress | None) -> Findin
     return Finding("problem", "Test images leak into training", text)
 
 
-# ---- the end -----------------------------------------------------------------------------------------------------------
-
-
-def provenance(outcomes: Sequence[Outcome]) -> Html:
-    blocks = []
-    for outcome in outcomes:
-        meta = outcome.meta
-        trained = meta.get("trained_parameters")
-        facts = {
-            "run": outcome.path,
-            "finished": "yes" if outcome.finished else f"no, at step {outcome.step:,} of {outcome.recipe.train.steps:,}",
-            "device": meta.get("device"),
-            "precision": meta.get("precision"),
-            "trained parameters": trained and f"{trained:,} of {meta['parameters']:,}",
-            "versions": ", ".join(f"{name} {value}" for name, value in meta.get("versions", {}).items()),
-            "revision": meta.get("revision"),
-            "data fingerprint": meta.get("data_fingerprint"),
-            "split": outcome.split and f"{outcome.split['kind']}, seed {outcome.split['seed']}",
-        }  # fmt: skip
-        rows = [[name, plain(value)] for name, value in facts.items() if value]
-        gone = [el("p", text) for text in outcome.missing]
-        recipe = el("details", el("summary", "Recipe"), el("pre", outcome.recipe.toml()))
-        blocks.append(el("div", el("h3", outcome.label), gone, table(None, rows, numbers=2), recipe))
-    return el("section", el("h2", "Recipe and provenance"), el("div", blocks, class_="charts in-2"))
+def provenance(outcome: Outcome) -> sections.Table:
+    """Where a run's figures come from."""
+    meta = outcome.meta
+    trained = meta.get("trained_parameters")
+    known = {
+        "run": outcome.path,
+        "finished": "yes" if outcome.finished else f"no, at step {outcome.step:,} of {outcome.recipe.train.steps:,}",
+        "device": meta.get("device"),
+        "precision": meta.get("precision"),
+        "trained parameters": trained and f"{trained:,} of {meta['parameters']:,}",
+        "versions": ", ".join(f"{name} {value}" for name, value in meta.get("versions", {}).items()),
+        "revision": meta.get("revision"),
+        "data fingerprint": meta.get("data_fingerprint"),
+        "split": outcome.split and f"{outcome.split['kind']}, seed {outcome.split['seed']}",
+    }
+    return sections.Table(None, [[name, plain(value)] for name, value in known.items() if value], numbers=2)

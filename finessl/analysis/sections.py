@@ -1,19 +1,16 @@
-"""The report's sections, from figures to pictures; each is None when a run left nothing for it."""
+"""What the report's sections show: tables, charts and sentences; None or empty where a run left nothing for them."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from finessl.analysis import charts, figures
 from finessl.analysis.findings import data_differences, percent, span
-from finessl.analysis.galleries import Gallery
-from finessl.analysis.page import Html, el, join, table
 from finessl.analysis.runs import Outcome
 from finessl.analysis.style import COLOURS, canvas, inline_svg
 from finessl.inference import metrics
@@ -23,34 +20,79 @@ HALVES = 200  # test images from which a temperature fitted on half of them is w
 # Inches of a chart, by how many stand in a row: the page's text size and the charts' stay about the same.
 SIZES = {1: (9.4, 2.9), 2: (4.7, 3.0), 3: (3.6, 2.9)}
 
+
+@dataclass(frozen=True)
+class Cell:
+    """A table's cell with more than text."""
+
+    text: str
+    small: str = ""  # second line
+    warning: bool = False  # the second line is a warning
+    series: int | None = None  # colour of the run in all charts
+
+
+@dataclass(frozen=True)
+class Table:
+    head: list[str] | None
+    rows: list[list[str | Cell]]
+    numbers: int  # columns from this one on hold numbers and are set flush right
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with its title and what it shows."""
+
+    title: str
+    text: str
+    figure: Any
+
+    @property
+    def svg(self) -> Markup:
+        return Markup(inline_svg(self.figure, f"{self.title}. {self.text}"))
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Charts in rows without a gap at the end."""
+
+    charts: list[Chart]
+    columns: int
+
+
+def chart(title: str, text: str, draw: Callable[[Any], bool], size: tuple[float, float] = SIZES[2]) -> Chart | None:
+    """None when there was nothing to draw."""
+    figure = canvas(*size)
+    return Chart(title, text, figure) if draw(figure.subplots()) else None
+
+
+def grid(*parts: Chart | None) -> Charts | None:
+    """One, two or three charts per row; None without any."""
+    found = [part for part in parts if part]
+    if not found:
+        return None
+    columns = len(found) if len(found) < 4 else 2 if len(found) % 2 == 0 else 3
+    for part in found:
+        part.figure.set_size_inches(*SIZES[columns])
+    return Charts(found, columns)
+
+
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
 
-def side_by_side(outcomes: Sequence[Outcome]) -> Html:
+def side_by_side(outcomes: Sequence[Outcome]) -> Table:
+    """Test and training figures of each run. A run on other data is marked: its figures cannot be compared."""
     head = ["run", "test accuracy", "balanced accuracy", "calibration error", "mean confidence", "pseudo-label accuracy",
             "evenness of pseudo-labels", "time"]  # fmt: skip
-    subject = outcomes[-1]
-    rows = [[join(keyed(number, o.label), apart(subject, o)), *measures(o)] for number, o in enumerate(outcomes)]
-    note = (
-        "95 % intervals in grey. Calibration error: mean gap between confidence and accuracy, 15 bins. Evenness: entropy of "
-        "the last pseudo-labels over classes, 100 % when all classes are equally frequent."
-    )
-    return el(
-        "section",
-        el("h2", "Figures" if len(outcomes) == 1 else "Side by side"),
-        table(head, rows, numbers=1),
-        el("p", note, class_="quiet"),
-    )
+    rows: list[list[str | Cell]] = []
+    for number, outcome in enumerate(outcomes):
+        apart = data_differences(outcomes[-1], outcome)
+        warning = f"not comparable: {', '.join(apart)}" if apart else ""
+        rows.append([Cell(outcome.label, warning, bool(apart), number % len(COLOURS)), *measures(outcome)])
+    return Table(head, rows, numbers=1)
 
 
-def apart(subject: Outcome, other: Outcome) -> Html | None:
-    """A mark on a run whose figures cannot be compared with the subject's."""
-    found = data_differences(subject, other)
-    return el("small", f"not comparable: {', '.join(found)}", class_="warning") if found else None
-
-
-def measures(outcome: Outcome) -> list[Any]:
-    cells: list[Any] = ["–"] * 7
+def measures(outcome: Outcome) -> list[str | Cell]:
+    cells: list[str | Cell] = ["–"] * 7
     test = outcome.test
     if test is not None:
         classes, right = len(outcome.classes), test.correct
@@ -74,61 +116,18 @@ def measures(outcome: Outcome) -> list[Any]:
     return cells
 
 
-def with_interval(value: float, interval: metrics.Interval) -> Html:
-    return join(percent(float(value)), el("small", span(interval)))
+def with_interval(value: float, interval: metrics.Interval) -> Cell:
+    return Cell(percent(float(value)), span(interval))
 
 
 def duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def keyed(number: int, label: str) -> Html:
-    return join(el("span", class_="key", style=f"background:var(--series-{number % len(COLOURS)})"), label)
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A drawing with its title and what it shows."""
-
-    title: str
-    text: str
-    figure: Any
-
-    def html(self, size: tuple[float, float] | None = None) -> Html:
-        if size is not None:
-            self.figure.set_size_inches(*size)
-        svg = Html(inline_svg(self.figure, f"{self.title}. {self.text}"))
-        return el("figure", el("figcaption", el("strong", self.title), self.text), svg)
-
-
-def chart(title: str, text: str, draw: Callable[[Any], bool], size: tuple[float, float] = SIZES[2]) -> Chart | None:
-    """None when there was nothing to draw."""
-    figure = canvas(*size)
-    return Chart(title, text, figure) if draw(figure.subplots()) else None
-
-
-def section(title: str, lead: str, *parts: Html | None) -> Html | None:
-    if not any(parts):
-        return None
-    return el("section", el("h2", title), el("p", lead, class_="lead"), parts)
-
-
-def grid(*parts: Chart | None) -> Html | None:
-    """Charts in rows without a gap at the end: one, two or three in a row."""
-    found = [part for part in parts if part]
-    if not found:
-        return None
-    columns = len(found) if len(found) < 4 else 2 if len(found) % 2 == 0 else 3
-    return el("div", [part.html(SIZES[columns]) for part in found], class_=f"charts in-{columns}")
-
-
-def learning(outcomes: Sequence[Outcome]) -> Html | None:
+def learning(outcomes: Sequence[Outcome]) -> Charts | None:
+    """Curves over the steps of training."""
     sure = {o.label: o.series("train", "confidence") for o in outcomes}
     sure |= {f"{o.label}, auxiliary head": s for o in outcomes if len((s := o.series("train", "confidence_aux"))[0])}
     tested = {o.label: o.series("test", "accuracy") for o in outcomes}
@@ -138,16 +137,16 @@ def learning(outcomes: Sequence[Outcome]) -> Html | None:
     def curves(title: str, text: str, series: Mapping[str, charts.Series]) -> Chart | None:
         return chart(title, text, lambda axes: charts.draw_lines(axes, series, "step", "", percent=True, whole=True))
 
-    made = grid(
+    return grid(
         curves("Test accuracy", "Measured during training; never used for model selection.", tested),
         curves("Pseudo-label accuracy", "Of unlabeled images whose class the data set knows.", labeled),
         curves("Mean confidence", "On weak views of unlabeled images.", sure),
         curves("Pseudo-labels used", "Share of a batch's unlabeled images with a weight above 0.", used),
     )
-    return section("How it learned", "Over the steps of training.", made)
 
 
-def bias(outcomes: Sequence[Outcome]) -> Html | None:
+def bias(outcomes: Sequence[Outcome]) -> Charts | None:
+    """How pseudo-labels are spread over the classes."""
     counts, subject = figures.pseudo_counts(outcomes), outcomes[-1]
     same = all(o.classes == subject.classes for o in outcomes)
     named = subject.classes if same and len(subject.classes) <= charts.NAMED else []
@@ -174,10 +173,11 @@ def bias(outcomes: Sequence[Outcome]) -> Html | None:
                 lambda axes: charts.draw_columns(axes, subject.classes, np.array(last["margin"]), "margin"),
             )
         )
-    return section("Is it biased?", "Pseudo-labels drift towards classes that the backbone favours.", grid(*parts))
+    return grid(*parts)
 
 
-def confidence(outcomes: Sequence[Outcome]) -> Html | None:
+def confidence(outcomes: Sequence[Outcome]) -> Charts | None:
+    """Confidence against accuracy, and its distribution over right and wrong answers."""
     subject = outcomes[-1]
     tested = {
         o.label: None if o.test is None else metrics.reliability(o.test.confidence, o.test.correct) for o in outcomes
@@ -212,114 +212,75 @@ def confidence(outcomes: Sequence[Outcome]) -> Html | None:
                 lambda axes: charts.draw_groups(axes, groups, "κ · confidence", scale=kappa),
             )
         )
-    lead = "An answer with 80 % should be right 8 times out of 10."
-    return section("Can its confidence be trusted?", lead, grid(*parts), temperature(subject))
+    return grid(*parts)
 
 
-def temperature(subject: Outcome) -> Html | None:
-    """Fitted on one half of the test images and applied to the other, and the other way round."""
+def temperature(subject: Outcome) -> str | None:
+    """What temperature scaling would do: fitted on each half of the test images, applied to the other half."""
     test = subject.test
     if test is None or len(test.labels) < HALVES:
         return None
     scaled, found = np.empty(len(test.labels)), []
-    for fit, rest in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
+    for fit, other in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
         found.append(metrics.fit_temperature(test.logits[fit], test.labels[fit]))
-        scaled[rest] = metrics.softmax(test.logits[rest] / found[-1]).max(1)
+        scaled[other] = metrics.softmax(test.logits[other] / found[-1]).max(1)
     before, after = (metrics.calibration_error(c, test.correct) for c in (test.confidence, scaled))
     effect = f"takes the calibration error from {percent(before)} to {percent(after)}"
     if after >= before:
         effect = f"does not help: the calibration error is {percent(before)} without and {percent(after)} with it"
-    return el(
-        "p",
+    return (
         f"Temperature scaling, dividing the logits by {np.mean(found):.2f}, {effect}. (Fitted on one half of the test images, "
-        "applied to the other half.)",
+        "applied to the other half.)"
     )
 
 
-# ---- classes, images, provenance ------------------------------------------------------------------------------------
+# ---- classes --------------------------------------------------------------------------------------------------------
 
 
-def classes(outcomes: Sequence[Outcome]) -> Html | None:
-    subject, tested = outcomes[-1], [o for o in outcomes if o.test is not None and o.classes == outcomes[-1].classes]
+@dataclass(frozen=True)
+class Classes:
+    shown: Table
+    folded: Table  # the classes after the first SHOWN
+    confusion: Chart | None
+    mistakes: Table
+
+
+def classes(outcomes: Sequence[Outcome]) -> Classes | None:
+    """Recall and precision per class, the least recognised first; None without test images."""
+    subject = outcomes[-1]
     if subject.test is None:
         return None
     confused, names = subject.test.confusion, subject.classes
     recall, precision = metrics.recalls(confused), metrics.precisions(confused)
-    order = np.argsort(np.nan_to_num(recall, nan=2.0), kind="stable")
-    others = [o for o in tested if o is not subject]
+    others = [o for o in outcomes[:-1] if o.test is not None and o.classes == names]
     theirs = [metrics.recalls(o.test.confusion) for o in others if o.test is not None]
     head = ["class", "test images", "recall", "precision", "predicted", *(f"recall, {o.label}" for o in others)]
-    rows = [
+    rows: list[list[str | Cell]] = [
         [names[k], f"{confused[k].sum():,}", share(recall[k]), share(precision[k]), f"{confused[:, k].sum():,}",
          *(share(values[k]) for values in theirs)]
-        for k in order
+        for k in np.argsort(np.nan_to_num(recall, nan=2.0), kind="stable")
     ]  # fmt: skip
-    folded = rows[SHOWN:]
-    more = (
-        el("details", el("summary", f"{len(folded):,} more classes"), table(head, folded, numbers=1))
-        if folded
-        else None
-    )
-    picture = None
-    if len(names) <= charts.NAMED:
-        side = max(3.6, 0.26 * len(names) + 1.7)
-        picture = chart(
-            "Confusion",
-            "A row is a true class, in per cent of its images; off the diagonal are mistakes.",
-            lambda axes: charts.draw_confusion(axes, confused, names),
-            (side, side),
-        )
+    shown, folded = Table(head, rows[:SHOWN], numbers=1), Table(head, rows[SHOWN:], numbers=1)
+    return Classes(shown, folded, confusion_chart(confused, names), mistakes(confused, names))
+
+
+def confusion_chart(confused: np.ndarray, names: Sequence[str]) -> Chart | None:
+    if len(names) > charts.NAMED:
+        return None
+    side = max(3.6, 0.26 * len(names) + 1.7)
+    text = "A row is a true class, in per cent of its images; off the diagonal are mistakes."
+    return chart("Confusion", text, lambda axes: charts.draw_confusion(axes, confused, names), (side, side))
+
+
+def mistakes(confused: np.ndarray, names: Sequence[str]) -> Table:
+    """The pairs of classes that are confused most often."""
     off = confused - np.diag(np.diag(confused))
     pairs = [np.unravel_index(i, off.shape) for i in np.argsort(-off, axis=None, kind="stable")[:8]]
-    mixed = [
+    rows: list[list[str | Cell]] = [
         [names[i], names[j], f"{off[i, j]:,}", share(off[i, j] / confused[i].sum())] for i, j in pairs if off[i, j]
     ]
-    columns: list[Any] = ["class", "taken for", "images", "of the class"]
-    mistakes = el("div", el("h3", "Most frequent mistakes"), table(columns, mixed, numbers=2)) if mixed else None
-    both = [picture.html() if picture else None, mistakes]
-    return section(
-        "Classes",
-        "Least recognised first.",
-        table(head, rows[:SHOWN], numbers=1),
-        more,
-        el("div", both, class_="charts in-2") if any(both) else None,
-    )
+    return Table(["class", "taken for", "images", "of the class"], rows, numbers=2)
 
 
 def share(value: float) -> str:
     return "–" if np.isnan(value) else percent(float(value), 0)
-
-
-def pictures(found: Sequence[Gallery]) -> Html | None:
-    by_class = [gallery for gallery in found if gallery.of_class]
-    surest = el(
-        "div",
-        el("h3", "Most confident, by class"),
-        el("p", "Unlabeled images. On the right: how many get this class. An orange frame: wrong.", class_="about"),
-        el("div", [gallery_block(gallery) for gallery in by_class], class_="by-class"),
-    )
-    others = [gallery_block(gallery) for gallery in found if not gallery.of_class]
-    lead = "What the figures look like. Click on an image to enlarge it."
-    return section("Images", lead, surest if by_class else None, *others)
-
-
-def gallery_block(gallery: Gallery) -> Html:
-    shown = []
-    block = "g" + hashlib.blake2b(gallery.title.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
-    for number, one in enumerate(gallery.pictures):
-        text = f"{one.name}: {one.answer}, {one.detail}"
-        place = f"{block}-{number}"
-        picture = el("a", el("img", src=one.uri, alt=text, title=text), href=f"#{place}")
-        names = el("span", PurePosixPath(one.name).name, class_="name"), el("span", one.name, class_="path")
-        caption = el("figcaption", el("b", one.answer), el("span", one.detail), names)
-        close = el("a", "close", href=f"#{block}", class_="close")
-        shown.append(el("figure", picture, caption, close, id=place, class_="wrong" if one.right is False else None))
-    if gallery.of_class:
-        head = el("h3", el("span", gallery.title), el("span", gallery.about, class_="about"))
-    else:
-        head = join(el("h3", gallery.title), el("p", gallery.about, class_="about"))
-    files = None
-    if not gallery.of_class:  # a list that can be copied
-        listed = "\n".join(one.name for one in gallery.pictures)
-        files = el("details", el("summary", "File names"), el("pre", listed))
-    return el("div", head, el("div", shown, class_="pictures"), files, class_="gallery", id=block)

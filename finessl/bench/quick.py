@@ -7,7 +7,7 @@ chosen on: by solver and labels per class, and with the labels that a strategy s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,8 +22,8 @@ from finessl.frozen.features import FrozenEncoder, encode_images
 from finessl.frozen.select import Strategy, select_images
 from finessl.frozen.solvers import feature_centre, prepare
 from finessl.models.backbones import create_backbone
+from finessl.runtime.callbacks import Progress
 
-Progress = Callable[[str, int, int], None]
 CHOSEN = "chosen"
 
 

@@ -26,6 +26,7 @@ from PIL import Image, ImageFilter
 
 from finessl.bench.timing import process_peak
 from finessl.errors import FinesslError
+from finessl.runtime.callbacks import Progress
 
 CLASS, LABELED, SIDE = 1000, 10, (500, 375)
 ORIGINALS, LINKS = 64, 50_000  # different JPEGs at least; a file system allows some 65,000 links to one file
@@ -55,7 +56,7 @@ def bench_scale(
     repeats: int = 5,
     seconds: float = 2.0,
     folder: Path | None = None,
-    progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+    progress: Progress = lambda label, done, total: None,
 ) -> list[SizeCost]:
     """One row a size. `sample`: images decoded in each of `repeats` rounds; `seconds`: of indexing at least."""
     if not sizes or min(sizes) < 2 * LABELED or min(sample, repeats) < 1:

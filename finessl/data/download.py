@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
-from finessl.data.folder_index import Progress
 from finessl.errors import FinesslError
+from finessl.runtime.callbacks import Count
 
 CHUNK = 1 << 20
 ATTEMPTS, PAUSE = 5, 2.0  # seconds before the second attempt; doubled after each
@@ -27,7 +27,7 @@ class Archive:
     creates: str  # the folder that it unpacks to
 
 
-def obtain(archive: Archive, root: Path, progress: Progress | None = None) -> Path:
+def obtain(archive: Archive, root: Path, progress: Count | None = None) -> Path:
     """root/<folder> of the archive: downloaded and unpacked unless it is there."""
     target = root / archive.creates
     if not target.is_dir():
@@ -38,7 +38,7 @@ def obtain(archive: Archive, root: Path, progress: Progress | None = None) -> Pa
     return target
 
 
-def fetch(url: str, target: Path, *, md5: str, progress: Progress | None = None) -> None:
+def fetch(url: str, target: Path, *, md5: str, progress: Count | None = None) -> None:
     """The file at `url`, as `target`: it appears there only when it is complete and has the right checksum."""
     if target.is_file() and checksum(target) == md5:
         return
@@ -70,7 +70,7 @@ class Interrupted(Exception):
     """The connection ended before the file did."""
 
 
-def receive(url: str, part: Path, progress: Progress | None) -> None:
+def receive(url: str, part: Path, progress: Count | None) -> None:
     """Appends to `part` what is still missing of the file."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,8 +19,7 @@ import numpy as np
 from finessl.data.images import EXTENSIONS, UNREAD, unread_reason
 from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
-
-Progress = Callable[[int, int | None], None]  # (done, of how many, or None where that is not known)
+from finessl.runtime.callbacks import Count
 
 CACHE_FROM = 20_000  # smaller folders are read again each time: that is fast, and sees files that changed in place
 VERSION = 2
@@ -62,7 +61,7 @@ class FolderIndex:
         return np.bincount(self.paths.folder_of, minlength=len(self.folders))
 
     @classmethod
-    def open(cls, root: Path, *, cache: Path | None = None, progress: Progress | None = None) -> FolderIndex:
+    def open(cls, root: Path, *, cache: Path | None = None, progress: Count | None = None) -> FolderIndex:
         """From the cache while no folder has changed, else in one pass over the disk.
 
         A large set's file that was rewritten under its old name is not noticed: remove the cache after that.
@@ -77,7 +76,7 @@ class FolderIndex:
         return index
 
     @classmethod
-    def scan(cls, root: Path, progress: Progress | None = None) -> FolderIndex:
+    def scan(cls, root: Path, progress: Count | None = None) -> FolderIndex:
         folders: list[str] = []
         folder_of, lengths, sizes, times = array("i"), array("q"), array("q"), array("q")
         names, ignored, unread = bytearray(), Counter[str](), list[str]()

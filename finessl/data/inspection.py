@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from finessl.data.dataset import Dataset, count_of, left_out, some, warnings_note
-from finessl.data.folder_index import Progress
 from finessl.data.images import ArrayImages, ImageError, Images, opened, pillow_warnings, shrunk
 from finessl.data.near_duplicates import Signatures, content_hash, equal_groups, join_pairs, near_pairs
+from finessl.runtime.callbacks import Count
 from finessl.runtime.machine import usable_cores
 
 SIDE = 64  # shorter side at which images are compared
@@ -57,7 +57,7 @@ def report(
     dataset: Dataset,
     *,
     features: np.ndarray | None = None,
-    progress: Progress | None = None,
+    progress: Count | None = None,
     workers: int | None = None,
 ) -> Report:
     """features: [N, d] of the training images, from any backbone; with them, labels that look wrong are listed."""
@@ -109,7 +109,7 @@ def report(
 
 
 def look(
-    dataset: Dataset, progress: Progress | None, workers: int | None
+    dataset: Dataset, progress: Count | None, workers: int | None
 ) -> tuple[Signatures, np.ndarray, list[tuple[int, str]]]:
     """Signatures and sizes of all training, then all test images; size (0, 0) and a reason for those that are broken."""
     parts: list[Images] = [dataset.train] if dataset.test is None else [dataset.train, dataset.test]

@@ -19,12 +19,12 @@ from torch import Tensor
 from finessl.data import pixel_file
 from finessl.data.cache import make_room, pixel_folder, remove
 from finessl.data.dataset import Statistics, readable
-from finessl.data.folder_index import Progress
 from finessl.data.identity import content_digest, written_digest
 from finessl.data.images import LONGEST, ArrayImages, ImageError, Images, fitted
 from finessl.data.pixel_file import PixelBuffer, PixelFile, locked
 from finessl.data.pixel_ops import upload
 from finessl.errors import FinesslError
+from finessl.runtime.callbacks import Count
 from finessl.runtime.machine import usable_cores
 
 TASK = 8  # images a worker takes at a time
@@ -154,7 +154,7 @@ class PixelStore:
         cache_dir: Path | None = None,
         memory_limit_bytes: int | None = None,
         workers: int | None = None,
-        progress: Progress | None = None,
+        progress: Count | None = None,
     ) -> PixelStore:
         """All of `images`, made smaller as `images.fitted` says; `.failures` lists those that cannot be decoded.
 
@@ -224,7 +224,7 @@ class Fit:
             sizes[:] = known[0]
         return np.concatenate([[0], np.cumsum(sizes)])
 
-    def decode(self, buffer: PixelBuffer, pool: ThreadPoolExecutor, progress: Progress | None) -> None:
+    def decode(self, buffer: PixelBuffer, pool: ThreadPoolExecutor, progress: Count | None) -> None:
         """Every image that the buffer lacks, in rounds; the buffer takes note of each round."""
         todo = np.flatnonzero(buffer.state == pixel_file.TODO)
         for first, last in rounds(np.diff(buffer.offsets)[todo]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,18 @@ from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone, create_backbone
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
+from finessl.runtime.callbacks import Progress
 from finessl.runtime.files import write_atomically, writing
 
-Report = Callable[[str, int, int], None]  # what is being done, how many, of how many
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean, standard deviation
+Report = Progress  # name in finessl.training.experiment
 
 
 def read_pixels(
     dataset: Dataset,
     part: str,
     cache_dir: Path | None,
-    progress: Report | None,
+    progress: Progress | None,
     **sizes: int,
 ) -> PixelStore:
     """Decode one part of the data; what cannot be read is left out of it (or refused, if the recipe is strict)."""
@@ -46,7 +47,7 @@ def read_pixels(
     return store
 
 
-def open_source(recipe: Recipe, progress: Report | None = None) -> Dataset:
+def open_source(recipe: Recipe, progress: Progress | None = None) -> Dataset:
     """The data set that a recipe names."""
     data = recipe.data
     return open_dataset(

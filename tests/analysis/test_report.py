@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 from PIL import Image
 from typer.testing import CliRunner
 
 from finessl.analysis import report
-from finessl.analysis.page import Html, el, join
 from finessl.analysis.report import write_report
 from finessl.cli import app
 
@@ -67,11 +67,13 @@ class Page(HTMLParser):
             self.pieces.append(data)
 
 
-def test_elements_escape_what_is_not_html() -> None:
-    assert el("p", "a < b & 'c'", title='"x"') == '<p title="&quot;x&quot;">a &lt; b &amp; &#x27;c&#x27;</p>'
-    assert el("p", el("b", "x"), None, False, ["y", Html("<i>z</i>")]) == "<p><b>x</b>y<i>z</i></p>"
-    assert el("img", alt=None, hidden=True, class_="k") == '<img hidden class="k">'
-    assert join("5 %") == "5\xa0%"
+def test_every_value_is_escaped_and_per_cent_signs_stay_with_their_number() -> None:
+    environment = report.template().environment
+    text = environment.from_string("<p title='{{ x }}'>{{ x }}{{ svg }}</p>{{ x|e }}").render(
+        x="<b> 5 % \"'&", svg=Markup("<svg/>")
+    )
+    escaped, bound = "&lt;b&gt; 5 % &#34;&#39;&amp;", "&lt;b&gt; 5\xa0% &#34;&#39;&amp;"
+    assert text == f"<p title='{bound}'>{bound}<svg/></p>{escaped}"
 
 
 def test_verdict_comes_first_and_says_whether_unlabeled_images_helped(make_run: Maker) -> None:
@@ -235,7 +237,7 @@ def test_galleries_show_the_images_they_name(make_run: Maker) -> None:
     path = write_report([make_run()])
     text = path.read_text(encoding="utf-8")
     assert all(title in text for title in ("Most confident, by class", "Least confident", "Confident but wrong"))
-    surest = re.search(r'<h3><span>cedar</span>.*?<img src="data:image/jpeg;base64,([^"]+)" alt="([^"]+)"', text)
+    surest = re.search(r'<h3><span>cedar</span>.*?<img src="data:image/jpeg;base64,([^"]+)" alt="([^"]+)"', text, re.S)
     assert surest is not None
     with Image.open(io.BytesIO(base64.b64decode(surest[1]))) as image:
         assert np.asarray(image).mean((0, 1)).argmax() == 2  # cedar's images are blue

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from finessl.data.dataset import Dataset, label_ids
-from finessl.data.folder_index import Progress
 from finessl.errors import FinesslError
 from finessl.registry import Registry, nearest
 from finessl.registry.options import check_options
+from finessl.runtime.callbacks import Count
 
 # Known data sets, opened by name with the folder that holds them (root) …
 NAMED = {
@@ -44,7 +44,7 @@ def open_dataset(
     root: str | Path | None = None,
     strict: bool = False,
     test: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Count | None = None,
     **options: Any,
 ) -> Dataset:
     """The data set that `data` names.
@@ -97,7 +97,7 @@ def named_sources() -> list[str]:
     return [name for name in SOURCES.names() if name not in FORMS]
 
 
-def with_test(dataset: Dataset, path: Path, progress: Progress | None, **columns: str | None) -> Dataset:
+def with_test(dataset: Dataset, path: Path, progress: Count | None, **columns: str | None) -> Dataset:
     """`dataset` tested on the labeled images of another folder or table, matched by class name."""
     from finessl.data.sources.folder import labeled_folder
     from finessl.data.sources.table import labeled_table

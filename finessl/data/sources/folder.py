@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from finessl.data.dataset import Dataset, label_ids, left_out, some
-from finessl.data.folder_index import FolderIndex, Progress, natural
+from finessl.data.folder_index import FolderIndex, natural
 from finessl.data.images import FileImages, Images
 from finessl.data.sources.table import Rows, read_rows
 from finessl.errors import FinesslError
+from finessl.runtime.callbacks import Count
 
 LABELED, UNLABELED = ("labeled", "labelled"), ("unlabeled", "unlabelled")
 TESTS = ("test", "val", "valid", "validation")
@@ -36,7 +37,7 @@ def open_folder(
     labels: str | None = None,
     path_column: str | None = None,
     label_column: str | None = None,
-    progress: Progress | None = None,
+    progress: Count | None = None,
 ) -> Dataset:
     """labels: a table that names the class of some images, besides those in labeled/ or labels.csv; all others are
     unlabeled.   path_column, label_column: its columns, where they are not called path and label."""
@@ -87,7 +88,7 @@ def open_folder(
 
 
 def open_pile(
-    path: Path, labels: str | None = None, progress: Progress | None = None
+    path: Path, labels: str | None = None, progress: Count | None = None
 ) -> tuple[FileImages, dict[str, str], list[tuple[str, str]]]:
     """All images but those of a test folder, path → class of those that have a label, and what is left out.
 
@@ -106,7 +107,7 @@ def open_pile(
     return FileImages(index.root, index.paths).take(positions), named, index.left_out()
 
 
-def labeled_folder(path: Path, progress: Progress | None = None) -> tuple[Images, np.ndarray, list[str]]:
+def labeled_folder(path: Path, progress: Count | None = None) -> tuple[Images, np.ndarray, list[str]]:
     """Images, labels and classes of a plain <class>/… folder."""
     index = read_index(path, progress)
     classes = class_names(index, "")
@@ -116,7 +117,7 @@ def labeled_folder(path: Path, progress: Progress | None = None) -> tuple[Images
     return FileImages(index.root, index.paths).take(positions), ids, classes
 
 
-def read_index(path: Path, progress: Progress | None = None) -> FolderIndex:
+def read_index(path: Path, progress: Count | None = None) -> FolderIndex:
     index = FolderIndex.open(path, progress=progress)
     if len(index.paths) == 0:
         seen = ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in index.ignored.items())

@@ -11,15 +11,15 @@ import numpy as np
 
 from finessl.data.dataset import IMAGENET, Dataset, label_ids
 from finessl.data.download import Archive, obtain
-from finessl.data.folder_index import Progress
 from finessl.data.images import FileImages
 from finessl.data.sources.table import files
 from finessl.errors import FinesslError
+from finessl.runtime.callbacks import Count
 
 ARCHIVE = Archive("http://data.vision.ee.ethz.ch/cvl/food-101.tar.gz", "85eeb15f3717b99a5da872d97d918f87", "food-101")
 
 
-def open_food101(root: Path | None, *, download: bool = False, progress: Progress | None = None) -> Dataset:
+def open_food101(root: Path | None, *, download: bool = False, progress: Count | None = None) -> Dataset:
     """root: holds food-101/ (or is it) with images/<class>/<number>.jpg and meta/{train,test,classes}.txt."""
     if root is None:
         raise FinesslError("food101 needs root: the folder that holds food-101/.")

@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from finessl.data.dataset import Dataset, label_ids, some
-from finessl.data.folder_index import Progress, cache_folder, natural
+from finessl.data.folder_index import cache_folder, natural
 from finessl.data.images import EXTENSIONS, unread_reason
 from finessl.data.path_table import PathTable
 from finessl.data.shards import ShardImages, read_shard
 from finessl.data.sources.folder import TESTS
 from finessl.errors import FinesslError
+from finessl.runtime.callbacks import Count
 
 VERSION = 2
 
@@ -36,7 +37,7 @@ class ShardIndex:
     unread: list[str]  # images in a format that is not read
 
 
-def open_webdataset(path: Path, *, progress: Progress | None = None) -> Dataset:
+def open_webdataset(path: Path, *, progress: Count | None = None) -> Dataset:
     root = path if path.is_dir() else path.parent
     shards = [path.name] if path.is_file() else sorted((f.name for f in path.glob("*.tar")), key=natural)
     if not shards:
@@ -91,7 +92,7 @@ def name_labels(root: Path, labels: list[str]) -> list[str]:
     return [classes[int(label)] for label in labels]
 
 
-def open_index(root: Path, shards: list[str], progress: Progress | None) -> ShardIndex:
+def open_index(root: Path, shards: list[str], progress: Count | None) -> ShardIndex:
     """From the cache while no shard has changed, else in one pass."""
     state = [(s, (st := (root / s).stat()).st_size, st.st_mtime_ns) for s in shards]
     name = hashlib.blake2b(
@@ -106,7 +107,7 @@ def open_index(root: Path, shards: list[str], progress: Progress | None) -> Shar
         return index
 
 
-def scan(root: Path, shards: list[str], progress: Progress | None) -> ShardIndex:
+def scan(root: Path, shards: list[str], progress: Count | None) -> ShardIndex:
     numbers: dict[str, int] = {"": -1}
     shard_of, starts, labels, sizes, paths, unread = [], [], [], [], list[str](), list[str]()
     for number, shard in enumerate(shards):

@@ -1,0 +1,9 @@
+"""Types of the functions that long work calls to say how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Progress = Callable[[str, int, int], None]  # (what is being done, items done, items in all)
+Count = Callable[[int, int | None], None]  # (items done, items in all or None where that is not known)
+Log = Callable[[str], None]  # (one line of text)
