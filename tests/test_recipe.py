@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import string
 import tomllib
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from finessl.errors import FinesslError
 from finessl.methods import METHODS
+from finessl.methods.finessl import FORMS
 from finessl.recipe import Choice, Recipe, merge, override, parse_setting, read_toml, recipe_folder
 from finessl.registry.options import Count, Probability
 
@@ -285,6 +287,7 @@ class Everything:
     """Options of all types."""
 
     labeled_in_unlabeled = True
+    canonical = staticmethod(dict)
 
     def __init__(
         self,
@@ -403,10 +406,78 @@ def test_the_recipe_of_an_old_run_keeps_its_meaning() -> None:
     assert Recipe.read(None, command).differences(recipe) == {}
 
 
+def test_each_shipped_recipe_is_what_it_was() -> None:
+    """shipped.json: the recipes when each wrote out all of its fields. `released` and `demo` against the defaults, the
+    others against `released`; under another name the options of the old one are dropped."""
+    old = json.loads((OLD / "shipped.json").read_text(encoding="utf-8"))
+    assert set(old) == {path.stem for path in recipe_folder().glob("*.toml")}
+    for name, fields in old.items():
+        tree = Recipe.read(None, old["released"] if name != "demo" else {}).tree()
+        override(tree, fields)
+        assert Recipe.read(name).differences(Recipe.from_tree(tree)) == {}, name
+
+
 def test_a_recipe_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text("format = 99\n")
     with pytest.raises(FinesslError, match="newer finessl"):
         Recipe.restore(tmp_path / "recipe.toml")
+
+
+# ---- extends --------------------------------------------------------------------------------------------------------
+
+
+def written(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / f"{name}.toml").write_text(text)
+    return folder / f"{next(iter(files))}.toml"
+
+
+def test_a_recipe_extends_others(tmp_path: Path) -> None:
+    """A shipped name, a file relative to the one that extends it, and several in their order."""
+    (tmp_path / "sub").mkdir()
+    written(tmp_path / "sub", base='extends = "paper"\nseed = 1\nmethod.alpha = 2.0\ntrain.lr = 0.5')
+    file = written(
+        tmp_path,
+        mine='extends = ["sub/base.toml", "other.toml"]\ntrain.steps = 7',
+        other="train.lr = 0.25\nmethod.gamma = 1.5",
+    )
+    recipe, paper = Recipe.read(file), Recipe.read("paper")
+    assert recipe.differences(paper) == {
+        "seed": (1, 0), "method.alpha": (2.0, 8.0), "method.gamma": (1.5, 3.0), "train.lr": (0.25, 0.03),
+        "train.steps": (7, 15000),
+    }  # fmt: skip
+    assert Recipe.read(file, {"train.steps": 9}).train.steps == 9
+    (tmp_path / "recipe.toml").write_text(recipe.toml())  # what a run keeps needs no other file
+    file.unlink()
+    assert Recipe.restore(tmp_path / "recipe.toml") == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('extends = "mine.toml"', "in a circle: mine.toml → mine.toml"),
+        ('extends = "other.toml"', "in a circle: mine.toml → other.toml → mine.toml"),
+        ('extends = "relesed"', "mine.toml extends no recipe file 'relesed'; did you mean released"),
+        ('extends = "absent.toml"', "mine.toml extends no recipe file 'absent.toml'"),
+        ("extends = 3", "extends = 3 should be a recipe's name or a list of names"),
+        ("extends = [3]", "should be a recipe's name or a list"),
+        ('extends = "wrong.toml"\n[train]\nlr = -1', r"wrong.toml: a recipe has no section 'trian'.*\n.*train.lr = -1"),
+    ],
+)
+def test_mistakes_of_extends_are_named(tmp_path: Path, text: str, message: str) -> None:
+    file = written(tmp_path, mine=text, other='extends = "mine.toml"', wrong="[trian]\nsteps = 1")
+    with pytest.raises(FinesslError, match=message):
+        Recipe.read(file)
+
+
+def test_switches_and_form_that_say_the_same_are_one_recipe() -> None:
+    paper = FORMS["paper"]._asdict()
+    written_out = Recipe.read(None, {f"method.{name}": value for name, value in paper.items()})
+    assert written_out.differences(Recipe.read(None, {"method.form": "paper"})) == {}
+    assert Recipe.read(None, {"method.form": "released", "method.pace_reset": "form"}).differences(Recipe()) == {}
+    most = Recipe.read(None, {"method.form": "paper", "method.aux_margin": False})
+    assert most.differences(written_out) == {"method.aux_margin": (False, None)}
+    assert most.differences(Recipe())["method.form"] == ("paper", "released")
 
 
 # ---- labels ---------------------------------------------------------------------------------------------------------

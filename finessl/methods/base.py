@@ -7,8 +7,9 @@ on the step number is set by `before_step` on the host. To write one, see "How t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
@@ -75,6 +76,11 @@ class Method(nn.Module):
         if task.classes < 2:
             raise FinesslError(f"a classifier needs at least 2 classes, the task has {task.classes}.")
         self.task = task
+
+    @classmethod
+    def canonical(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The same options in one spelling: equal for all options that give the same method."""
+        return dict(options)
 
     def before_step(self, step: int) -> None:
         """Host-side schedule, called before the forward of each 0-based step: ramps, resets per epoch. Write it into

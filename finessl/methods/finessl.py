@@ -7,10 +7,13 @@
     L = mean H_m(y, z_x) + mean ψ H_m(ŷ, z_s) + mean H(y, z'_x) + mean H(q̃, z'_s),   ŷ = argmax p               (eq. 8)
     q̃ = ŷ smoothed by λ; as released the last mean is over the images with max p ≥ `aux_threshold` only         (eq. 6)
 
-The released code's loss differs from the paper's; each difference is an option, the default as released (see `FORMS`).
-How the released code trains (it replays labeled batches, in pure fp16) is not reproduced.
-margin_shape    "ratio" Δ = (1−β)/(1+β)                                       | "linear" 1 − β
-pace_reset      "epoch": σ forgets everything every `task.epoch_steps` steps  | "never"
+The released code's loss differs from the paper's text in nine switches. `form` sets all of them; a switch that is given
+wins over it, one that is "form" (the default) follows it. How the released code trains (it replays labeled batches, in
+pure fp16) is not reproduced.
+
+switch          form = "released"                                             | form = "paper"
+margin_shape    "ratio": Δ = (1−β)/(1+β)                                      | "linear": 1 − β
+pace_reset      "epoch": σ is cleared every `task.epoch_steps` steps          | "never"
 pace_update     "after": margins come from the steps before this one          | "before": this batch counts already
 pace_forget     False: an image that loses its confidence keeps its old label | True: σ loses it
 pace_empty      "zero": no margin while nothing is selected                   | "one": margin α for every class. The
@@ -27,7 +30,8 @@ losses reach the features). `min_weight` drops weights under it (released: th_mi
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,30 +52,31 @@ from finessl.registry.options import Probability, Weight
 
 Ablation = Literal["bms", "margin-in-labeled", "dynamic-alpha", "dls", "ls", "detach"]
 
-FORMS: dict[str, dict[str, Any]] = {
-    "released": {
-        "margin_shape": "ratio",
-        "pace_reset": "epoch",
-        "pace_update": "after",
-        "pace_forget": False,
-        "pace_empty": "zero",
-        "aux_threshold": 0.7,
-        "aux_reduction": "selected",
-        "aux_margin": False,
-        "smoothing_form": "c-1",
-    },
-    "paper": {
-        "margin_shape": "linear",
-        "pace_reset": "never",
-        "pace_update": "before",
-        "pace_forget": True,
-        "pace_empty": "one",
-        "aux_threshold": None,
-        "aux_reduction": "all",
-        "aux_margin": True,
-        "smoothing_form": "c",
-    },
+Open = Literal["form"]  # of a switch: as the form has it
+
+
+class Switches(NamedTuple):
+    margin_shape: str
+    pace_reset: str
+    pace_update: str
+    pace_forget: bool
+    pace_empty: str
+    aux_threshold: float | None
+    aux_reduction: str
+    aux_margin: bool
+    smoothing_form: Literal["c-1", "c"]
+
+
+FORMS = {
+    "released": Switches("ratio", "epoch", "after", False, "zero", 0.7, "selected", False, "c-1"),
+    "paper": Switches("linear", "never", "before", True, "one", None, "all", True, "c"),
 }
+
+
+def resolve(options: Mapping[str, Any]) -> Switches:
+    """The switches of the form, and over them those that are given."""
+    given = {name: options[name] for name in Switches._fields if options.get(name, "form") != "form"}
+    return FORMS[options.get("form", "released")]._replace(**given)
 
 
 class FineSSL(Method):
@@ -79,19 +84,20 @@ class FineSSL(Method):
         self,
         task: Task,
         *,
+        form: Literal["released", "paper"] = "released",
         alpha: Weight = 8.0,
         gamma: Weight = 3.0,
         smoothing: Probability = 0.5,
         pace_threshold: Probability = 0.7,
-        margin_shape: Literal["ratio", "linear"] = "ratio",
-        pace_reset: Literal["epoch", "never"] = "epoch",
-        pace_update: Literal["after", "before"] = "after",
-        pace_forget: bool = False,
-        pace_empty: Literal["zero", "one"] = "zero",
-        aux_threshold: Probability | None = 0.7,
-        aux_reduction: Literal["selected", "all"] = "selected",
-        aux_margin: bool = False,
-        smoothing_form: Literal["c-1", "c"] = "c-1",
+        margin_shape: Literal["ratio", "linear"] | Open = "form",
+        pace_reset: Literal["epoch", "never"] | Open = "form",
+        pace_update: Literal["after", "before"] | Open = "form",
+        pace_forget: bool | Open = "form",
+        pace_empty: Literal["zero", "one"] | Open = "form",
+        aux_threshold: Probability | Open | None = "form",
+        aux_reduction: Literal["selected", "all"] | Open = "form",
+        aux_margin: bool | Open = "form",
+        smoothing_form: Literal["c-1", "c"] | Open = "form",
         min_weight: Probability = 0.0,
         without: tuple[Ablation, ...] = (),
     ) -> None:
@@ -100,24 +106,36 @@ class FineSSL(Method):
         self.gamma = gamma
         self.smoothing = 0.0 if "ls" in without else smoothing
         self.pace_threshold = pace_threshold
-        self.margin_shape, self.smoothing_form = margin_shape, smoothing_form
-        self.pace_reset, self.pace_update = pace_reset, pace_update
-        self.pace_forget, self.pace_empty = pace_forget, pace_empty
-        self.aux_threshold = 0.0 if aux_threshold is None else aux_threshold
-        self.aux_reduction, self.aux_margin = aux_reduction, aux_margin
+        self.switches = resolve(dict(
+            form=form, margin_shape=margin_shape, pace_reset=pace_reset, pace_update=pace_update, pace_forget=pace_forget,
+            pace_empty=pace_empty, aux_threshold=aux_threshold, aux_reduction=aux_reduction, aux_margin=aux_margin,
+            smoothing_form=smoothing_form,
+        ))  # fmt: skip
         self.min_weight = min_weight
         self.without = frozenset(without)
         self.aux = None if "dls" in without else "attached" if "detach" in without else "detached"
         self.pace = Pace(task.unlabeled, task.classes)
 
+    @classmethod
+    def canonical(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The form that agrees with more of the switches, and the other switches."""
+        switches = resolve(options)._asdict()
+        overrides = {
+            form: {name: value for name, value in switches.items() if value != getattr(its, name)}
+            for form, its in FORMS.items()
+        }
+        form = min(FORMS, key=lambda name: len(overrides[name]))
+        others = {name: value for name, value in options.items() if name not in switches}
+        return {**others, "form": form, **overrides[form]}
+
     def before_step(self, step: int) -> None:
-        if self.pace_reset == "epoch" and step % self.task.epoch_steps == 0:
+        if self.switches.pace_reset == "epoch" and step % self.task.epoch_steps == 0:
             self.pace.reset()
 
     def forward(self, outputs: Outputs, batch: Batch) -> Result:
         x, weak, strong = outputs.labeled, needed(outputs.weak, "weak view"), needed(outputs.strong, "strong views")
         p = predict(weak.logits)  # ŷ and σ: the main head, weak view, no margin
-        if self.pace_update == "before":
+        if self.switches.pace_update == "before":
             self.count(batch, p)
         margin = None if "bms" in self.without else self.margins(p.confidence.dtype)
         confidence = predict(needed(weak.aux, "auxiliary logits")).confidence if self.aux else p.confidence
@@ -135,23 +153,23 @@ class FineSSL(Method):
                 "loss_aux_unlabeled": aux_unlabeled,
                 "confidence_aux": confidence.mean(),
             }
-        if self.pace_update == "after":
+        if self.switches.pace_update == "after":
             self.count(batch, p)
         return result(loss, labeled, unlabeled, p, weight, **more)
 
     def count(self, batch: Batch, p: Prediction) -> None:
         """Eq. 4: σ from the predictions of this batch."""
         confident = p.confidence >= self.pace_threshold
-        self.pace.update(needed(batch.index, "index"), p.label, confident, forget=self.pace_forget)
+        self.pace.update(needed(batch.index, "index"), p.label, confident, forget=self.switches.pace_forget)
 
     def margins(self, dtype: torch.dtype) -> Tensor:
         """m(k) = α_t Δ(k), [C] (eq. 5)."""
         beta = self.pace.relative(dtype)
-        delta = (1 - beta) / (1 + beta) if self.margin_shape == "ratio" else 1 - beta
+        delta = (1 - beta) / (1 + beta) if self.switches.margin_shape == "ratio" else 1 - beta
         margin = self.alpha * delta
         if "dynamic-alpha" not in self.without:
             margin = margin * (beta.max() - beta.min())
-        empty = torch.full_like(margin, self.alpha if self.pace_empty == "one" else 0.0)
+        empty = torch.full_like(margin, self.alpha if self.switches.pace_empty == "one" else 0.0)
         return torch.where(beta.max() > 0, margin, empty)
 
     def auxiliary(
@@ -160,9 +178,9 @@ class FineSSL(Method):
         """Decoupled label smoothing (eq. 6): the auxiliary head's losses on labeled and strong views."""
         labeled = cross_entropy(needed(x.aux, "auxiliary logits"), labels).mean()
         logits = needed(strong.aux, "auxiliary logits")
-        target = smooth(p.label, self.task.classes, self.smoothing, self.smoothing_form, p.confidence.dtype)
-        losses = cross_entropy(logits, over_views(target, logits), margin if self.aux_margin else None)
-        selected = over_views((p.confidence >= self.aux_threshold).to(losses.dtype), logits)
-        if self.aux_reduction == "selected":
+        target = smooth(p.label, self.task.classes, self.smoothing, self.switches.smoothing_form, p.confidence.dtype)
+        losses = cross_entropy(logits, over_views(target, logits), margin if self.switches.aux_margin else None)
+        selected = over_views((p.confidence >= (self.switches.aux_threshold or 0)).to(losses.dtype), logits)
+        if self.switches.aux_reduction == "selected":
             return labeled, mean_of_selected(losses, selected)
         return labeled, (losses * selected).mean()

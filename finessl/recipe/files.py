@@ -30,9 +30,15 @@ def recipe_folder() -> Path:
     return Path(__file__).parent / "shipped"
 
 
-def find_recipe(name: str | Path) -> Path:
-    """A recipe file, or the name of one that is shipped (with or without .toml)."""
-    for path in (Path(name), recipe_folder() / f"{name}.toml", recipe_folder() / name):
+def find_recipe(name: str | Path, extending: Path | None = None) -> Path:
+    """A recipe file, or the name of one that is shipped (with or without .toml).
+
+    extending: the file that extends it. A name that ends in .toml is then a file relative to it, another a shipped one.
+    """
+    paths = [Path(name), recipe_folder() / f"{name}.toml", recipe_folder() / name]
+    if extending is not None:
+        paths = [extending.parent / name] if str(name).endswith(".toml") else paths[1:2]
+    for path in paths:
         try:
             if path.is_file():
                 return path
@@ -40,9 +46,29 @@ def find_recipe(name: str | Path) -> Path:
             continue
     shipped = [path.stem for path in sorted(recipe_folder().glob("*.toml"))]
     raise FinesslError(
-        f"no recipe file {shorten(str(name))}{nearest(str(name), shipped) or '.'} "
-        f"Shipped recipes: {', '.join(shipped) or 'none'}."
+        f"{f'{extending} extends ' if extending else ''}no recipe file {shorten(str(name))}"
+        f"{nearest(str(name), shipped) or '.'} Shipped recipes: {', '.join(shipped) or 'none'}."
     )
+
+
+def read_layers(name: str | Path, above: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """A recipe after the recipes that it extends, each as (origin, content): laid over each other they are the recipe.
+
+    above: the files by which it is extended.
+    """
+    path = find_recipe(name, above[-1] if above else None).resolve()
+    if path in above:
+        raise FinesslError(
+            f"recipes extend each other in a circle: {' → '.join(file.name for file in (*above, path))}."
+        )
+    content = read_toml(path)
+    content.pop("format", None)
+    bases = content.pop("extends", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise FinesslError(f"{path}: extends = {shorten(bases)} should be a recipe's name or a list of names.")
+    layers = [layer for base in bases for layer in read_layers(base, (*above, path))]
+    return [*layers, (str(name), content)]
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -8,6 +8,9 @@
     name = "randaugment"
     ops = 3
 
+A file may begin with `extends = "released"`: the shipped recipe is read first, then what the file changes. A name that
+ends in .toml is a file, relative to the one that extends it; a list lays several over each other, in its order.
+
 TOML has no null: the word "none" leaves an optional value out (`aux_threshold = "none"`).
 
 A recipe that is going to be trained is checked completely (`check=True`): every name, and every option of what is named.
@@ -26,10 +29,10 @@ import tomli_w
 from pydantic import Field
 
 from finessl.errors import FinesslError
-from finessl.recipe.files import find_recipe, read_toml
+from finessl.recipe.files import read_layers, read_toml
 from finessl.recipe.merge import VIEWS, merge_all, no_section, override_all, read_choice, read_section
 from finessl.registry import plugins
-from finessl.registry.options import Choice, Count, Options, parse, plain
+from finessl.registry.options import Choice, Count, Options, find_mistakes, parse, plain
 
 FORMAT = 2  # of a saved recipe. 1, without this number: FlexMatch's `warmup` was true, labels_per_class always held
 STEP_LIMIT = 2**40  # bytes of images in one step that no machine holds
@@ -108,10 +111,8 @@ class Recipe(Options):
         check: also the names and their options.   source: also that the data is there.
         """
         tree, mistakes = cls().tree(), []
-        if file is not None:
-            read = read_toml(find_recipe(file))
-            read.pop("format", None)
-            mistakes += merge_all(tree, read, str(file))
+        for origin, layer in read_layers(file) if file is not None else ():
+            mistakes += merge_all(tree, layer, origin)
         mistakes += override_all(tree, overrides or {})
         return cls._build(tree, mistakes, check, source)
 
@@ -208,6 +209,8 @@ class Recipe(Options):
         """Dotted name → value, without what is None; equal for recipes that say the same in two ways."""
         flat = {name: value for name, value in self.flat().items() if value is not None}
         flat["data.labeled_in_unlabeled"] = self.labeled_in_unlabeled()
+        flat = {name: value for name, value in flat.items() if not name.startswith("method.")}
+        flat |= {f"method.{name}": value for name, value in canonical_method(self.method).items()}
         if self.split.name == "auto" and "split.labels_per_class" in flat:
             flat["split.name"] = "per-class"
         if self.plugins:
@@ -265,6 +268,18 @@ def is_place(name: str, value: Any) -> bool:
 
         return str(value) not in named_sources() and not str(value).startswith("hf:")
     return name in PLACES
+
+
+def canonical_method(method: Choice) -> dict[str, Any]:
+    """Name and options in one spelling, if the method is known and takes the options."""
+    from finessl.methods import METHODS
+
+    options = method.options
+    if method.name in METHODS:
+        target = METHODS[method.name]
+        typed, mistakes = find_mistakes("method", method.name, target, options)
+        options = options if mistakes else plain(target.canonical(typed))
+    return {"name": method.name, **spelled(options)}
 
 
 def upgrade(tree: dict[str, Any]) -> None:

@@ -205,7 +205,7 @@ def expected(annotation: Any, metadata: Any = ()) -> str:
         parts = [expected(part, metadata) for part in arguments if part is not type(None)]
         return " or ".join([*parts, *(["none"] if type(None) in arguments else [])])
     if origin is Literal:
-        return f"one of {', '.join(map(str, arguments))}"
+        return f"one of {', '.join(map(str, arguments))}" if len(arguments) > 1 else str(arguments[0])
     if origin in (list, tuple):
         return f"a list, each {expected(arguments[0])}" if arguments else "a list"
     names = {

@@ -13,6 +13,7 @@ from methods_cases import task
 
 from finessl.methods import METHODS, create
 from finessl.methods.base import Batch, HeadOutputs, Outputs
+from finessl.methods.finessl import FORMS, Switches
 from finessl.registry.options import options_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
@@ -80,6 +81,14 @@ def test_page_names_every_option_and_default(name: str) -> None:
         assert written_default(text, name, option) == shown(parameter.default), option
 
 
+def test_page_gives_the_switches_of_both_forms() -> None:
+    for name in Switches._fields:
+        released, paper = (getattr(FORMS[form], name) for form in ("released", "paper"))
+        assert re.search(
+            rf"^\| `{name}` \| `form` \| `?{shown(released)}`? \| `?{shown(paper)}`? \|", section("finessl"), re.M
+        )
+
+
 def written_default(text: str, method: str, option: str) -> str | None:
     """The default that the page gives: in a table's row of the option, or as "`option` symbol = default"."""
     header: list[str] = []
@@ -97,7 +106,7 @@ def shown(default: Any) -> str:
     """As the page writes it."""
     if default == ():
         return "–"
-    return str(default).lower() if isinstance(default, bool) else str(default)
+    return str(default).lower() if default is None or isinstance(default, bool) else str(default)
 
 
 def test_page_links_to_the_papers() -> None:

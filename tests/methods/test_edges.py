@@ -12,11 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from finessl.methods import METHODS
 from finessl.methods.base import HeadOutputs, Outputs
-from finessl.methods.finessl import FORMS
 
 NAMES = METHODS.names()
 FORM_CASES = [(name, {}) for name in NAMES] + [
-    ("finessl", FORMS["paper"]),
+    ("finessl", {"form": "paper"}),
     ("finessl", {"without": ["dls"]}),
     ("finessl", {"without": ["bms"]}),
     ("flexmatch", {"warmup": False}),

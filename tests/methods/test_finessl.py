@@ -11,7 +11,7 @@ from methods_cases import draw, run, task, tensors
 
 from finessl.methods import create
 from finessl.methods.base import Batch, HeadOutputs, Outputs, Task
-from finessl.methods.finessl import FORMS, FineSSL
+from finessl.methods.finessl import FORMS, FineSSL, Switches
 from finessl.methods.parts import cross_entropy, smooth
 from finessl.registry.options import options_of
 
@@ -172,11 +172,21 @@ def test_an_image_that_loses_its_confidence() -> None:
         assert int(method.pace.memory[7]) == (-1 if forget else 1)
 
 
-def test_released_form_is_the_default_and_the_paper_differs_everywhere() -> None:
+def test_a_switch_follows_the_form_unless_it_is_given() -> None:
+    def switches(**options: Any) -> Switches:
+        return create("finessl", task(), options).switches  # type: ignore[return-value]
+
+    assert switches() == switches(form="released") == FORMS["released"] and switches(form="paper") == FORMS["paper"]
+    assert all(a != b for a, b in zip(FORMS["paper"], FORMS["released"], strict=True))
+    for name, value in FORMS["paper"]._asdict().items():
+        assert switches(**{name: value}) == FORMS["released"]._replace(**{name: value})
+        other = getattr(FORMS["released"], name)
+        assert switches(form="paper", **{name: other}) == FORMS["paper"]._replace(**{name: other})
+        assert switches(form="paper", **{name: "form"}) == FORMS["paper"]
+
+
+def test_the_defaults_are_the_papers_numbers() -> None:
     defaults = {name: parameter.default for name, parameter in options_of(FineSSL).items()}
-    assert all(defaults[name] == value for name, value in FORMS["released"].items())
-    assert FORMS["paper"].keys() == FORMS["released"].keys()
-    assert all(FORMS["paper"][name] != value for name, value in FORMS["released"].items())
     assert (defaults["alpha"], defaults["gamma"], defaults["smoothing"], defaults["pace_threshold"]) == (8, 3, 0.5, 0.7)
 
 

@@ -33,9 +33,9 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("debiaspl", {}),
     ("debiaspl", {"momentum": 0.5, "debias": 1.0, "threshold": 0.5, "unlabeled_weight": 10.0}),
     ("finessl", {}),
-    ("finessl", FORMS["released"]),
-    ("finessl", FORMS["paper"]),
-    *[("finessl", {option: FORMS["paper"][option]}) for option in FORMS["paper"]],
+    ("finessl", {"form": "released"}),
+    ("finessl", {"form": "paper"}),
+    *[("finessl", {option: value}) for option, value in FORMS["paper"]._asdict().items()],
     *[
         ("finessl", {"without": [part]})
         for part in ("bms", "margin-in-labeled", "dynamic-alpha", "dls", "ls", "detach")
@@ -53,6 +53,8 @@ def name_of(setting: tuple[str, dict[str, Any]]) -> str:
 def twin(method: Method, name: str, options: dict[str, Any]) -> Any:
     """The reference with the same task, the given options and the real class's defaults for the others."""
     defaults = {option: parameter.default for option, parameter in options_of(METHODS[name]).items()}
+    if name == "finessl":
+        defaults |= FORMS[options.get("form", "released")]._asdict()
     t = method.task
     make_twin = getattr(reference, METHODS[name].__name__)
     return make_twin(t.classes, t.unlabeled, t.steps, t.epoch_steps, t.labeled, **(defaults | options))
@@ -185,7 +187,12 @@ def test_thresholds_default_to_the_papers() -> None:
 
 def test_options_from_the_command_line_are_read() -> None:
     method = create("finessl", task(), {"without": "dls,ls", "aux_threshold": "none", "alpha": "4"})
-    assert method.without == {"dls", "ls"} and method.aux_threshold == 0 and method.alpha == 4 and method.aux is None
+    assert (
+        method.without == {"dls", "ls"}
+        and method.switches.aux_threshold is None
+        and method.alpha == 4
+        and method.aux is None
+    )
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_none_option_survives_resume(shapes: Path, tmp_path: Path) -> None:
     made = recipe(shapes, **{"method.aux_threshold": None})
     run.open(made)
     method = create("finessl", Task(3, 10, 2, labeled=6), run.recipe().checked().method.options)
-    assert method.aux_threshold == 0.0  # all images; the default is 0.7
+    assert method.switches.aux_threshold is None  # all images; the default is 0.7
     run.metrics_file.touch()
     run.check(made)
     with pytest.raises(finessl.FinesslError, match="method.aux_threshold: 'none' there, None now"):
