@@ -1,0 +1,75 @@
+// The large image. The next ones wait, loaded and decoded, so that a key shows one at once.
+import { h } from "./dom.js";
+import { large } from "./state.js";
+
+export class Picture {
+  constructor() {
+    /** @type {Map<number, HTMLImageElement>} */
+    this.images = new Map();
+    /** @type {number|null} */
+    this.shown = null;
+    this.name = h("figcaption", {});
+    this.failure = h("p", { class: "picture-failure", hidden: true });
+    this.element = h("figure", { class: "picture", onclick: () => this.zoom() }, this.failure, this.name);
+  }
+
+  /**
+   * Shows one image and prepares others.
+   * @param {{id: number, name: string}} item
+   * @param {number[]} next
+   * @param {number} [start] time of the key press, to measure how long it took
+   */
+  show(item, next = [], start) {
+    for (const id of [item.id, ...next]) if (!this.images.has(id)) this.images.set(id, this.load(id));
+    for (const [id, image] of this.images) {
+      image.hidden = id !== item.id;
+      if (id !== item.id && !next.includes(id) && id !== this.shown) this.forget(id);
+    }
+    const image = /** @type {HTMLImageElement} */ (this.images.get(item.id));
+    image.alt = item.name;
+    this.shown = item.id;
+    this.name.textContent = item.name;
+    this.name.title = item.name;
+    this.element.classList.remove("zoomed");
+    this.failure.hidden = image.dataset.failed === undefined;
+    if (start !== undefined) measure(image, start);
+  }
+
+  /** @param {number} id @returns {HTMLImageElement} */
+  load(id) {
+    const image = /** @type {HTMLImageElement} */ (h("img", { src: large(id), alt: "", draggable: "false", decoding: "sync" }));
+    image.addEventListener("error", () => {
+      image.dataset.failed = "";
+      this.failure.textContent = "This image cannot be read. X sets it apart, → skips it.";
+      if (this.shown === id) this.failure.hidden = false;
+    });
+    this.element.prepend(image);
+    image.decode().catch(() => undefined);
+    return image;
+  }
+
+  /** @param {number} id */
+  forget(id) {
+    this.images.get(id)?.remove();
+    this.images.delete(id);
+  }
+
+  zoom() {
+    this.element.classList.toggle("zoomed");
+  }
+
+  clear() {
+    for (const id of [...this.images.keys()]) this.forget(id);
+    this.shown = null;
+    this.name.textContent = "";
+    this.failure.hidden = true;
+  }
+}
+
+/** Records "next-image": from the key press to the frame that shows the image.
+ * @param {HTMLImageElement} image @param {number} start */
+function measure(image, start) {
+  const painted = () => requestAnimationFrame(() => setTimeout(() => performance.measure("next-image", { start })));
+  if (image.complete) painted();
+  else image.addEventListener("load", painted, { once: true });
+}
