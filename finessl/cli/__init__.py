@@ -18,8 +18,8 @@ from finessl.runtime.terminal import discard_stdout, prepare_streams
 
 # In the order of the work, for --help: look at the data, train, measure, use; then grids of runs, then the rest.
 VERBS = (
-    "demo", "inspect", "quick", "select", "train", "resume", "evaluate", "audit", "predict", "report", "export", "serve",
-    "compare", "paper", "figure", "split", "probe", "list", "doctor", "cache", "bench",
+    "demo", "studio", "inspect", "quick", "select", "train", "resume", "evaluate", "audit", "predict", "report", "export",
+    "serve", "compare", "paper", "figure", "split", "probe", "list", "doctor", "cache", "bench",
 )  # fmt: skip
 
 
@@ -72,6 +72,7 @@ from finessl.cli import (  # noqa: E402 - each adds its verbs to `app`
     report,  # noqa: F401
     select,  # noqa: F401
     serve,  # noqa: F401
+    studio,  # noqa: F401
     train,  # noqa: F401
 )
 

@@ -1,0 +1,56 @@
+"""finessl studio."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from finessl.cli import app
+from finessl.cli.quick import WEIGHTS_HELP, named_files
+
+
+@app.command(no_args_is_help=True)
+def studio(
+    data: Annotated[str, typer.Argument(help="Folder or table of images, or a run directory.", show_default=False)],
+    run: Annotated[Path | None, typer.Option(help="Finished run on these images.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for labels and runs. (default: DATA.finessl)")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback open it to the network.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port; 0 chooses a free one.", min=0, max=65535)] = 0,
+    backbone: Annotated[
+        str, typer.Option(help="Backbone of the features; auto: the first that is here (finessl list backbones).")
+    ] = "auto",
+    weights: Annotated[list[str] | None, typer.Option(help=WEIGHTS_HELP)] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open no browser.")] = False,
+) -> None:
+    """Label, train, review, audit and export in the browser.
+
+    Labels are kept in DATA.finessl/labels.csv, for --labels of quick and train. The images are never changed.
+    """
+    import webbrowser
+
+    from finessl.inference.serve import bind
+    from finessl.models.backbones import candidate_backbones
+    from finessl.studio.project import open_project
+    from finessl.studio.server import Access, serve
+    from finessl.studio.session import opened
+
+    (name, file), *_ = candidate_backbones(backbone, named_files(weights or []))
+    project = open_project(data, out, run)
+    listener = bind(host, port)
+    with opened(project, name, file, device) as session:
+        number = listener.getsockname()[1]
+        access = Access(host, number)
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{number}/auth?token={access.token}"
+        print(f"{project.name}: {len(project.images):,} images, labels in {project.folder}")
+        for note in (*project.notes, *session.notes()):
+            print(f"Note: {note}")
+        print(f"{address}   (Ctrl-C stops)", flush=True)
+        if not no_browser:
+            webbrowser.open(address)
+        serve(session, access, listener)

@@ -1,0 +1,142 @@
+"""What leaves the studio: labels as CSV or folders, the classifier, the report. Nothing is overwritten."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finessl.data.dataset import readable
+from finessl.errors import FinesslError
+from finessl.inference.sorting import sort_into
+from finessl.runtime.files import write_atomically, writing
+from finessl.studio.audit import Auditor
+from finessl.studio.events import UNLABELED, Labels
+from finessl.studio.project import NO_CLASS, Project, training_table, write_labels
+from finessl.studio.training import Trainer
+
+CLASSIFIERS = ("onnx", "pt2", "timm")
+
+
+class Exports:
+    def __init__(self, project: Project, labels: Labels, trainer: Trainer, audit: Auditor) -> None:
+        self.project, self.labels, self.trainer, self.audit = project, labels, trainer, audit
+        self.folder = project.folder / "exports"
+        self.busy = threading.Lock()
+
+    def view(self) -> dict[str, Any]:
+        labels = int((self.labels.label >= 0).sum())
+        reason = None if labels else "Nothing is labeled yet."
+        untrained = self.trainer.obstacle() if self.trainer.run() is None else None
+        formats = [{"format": name, "ok": reason is None, "why": reason or ""} for name in ("csv", "folders")]
+        formats += [{"format": n, "ok": untrained is None, "why": untrained or ""} for n in (*CLASSIFIERS, "report")]
+        return {"labels": labels, "formats": formats, "commands": self.commands()}
+
+    def commands(self) -> dict[str, str]:
+        """The same from a terminal."""
+        data, table = shlex.quote(str(self.project.data)), shlex.quote(str(self.project.labels_file))
+        run = shlex.quote(str(self.trainer.run() or "RUN"))
+        known = {
+            "quick": f"finessl quick {data} --labels {table} --out RUN",
+            "train": self.trainer.command_line() or f"finessl train {data} --labels {table} --out RUN",
+            "predict": f"finessl predict {run} IMAGES",
+            "export": f"finessl export {run} --format onnx --out FOLDER",
+            "report": f"finessl report {run}",
+        }
+        return {name: readable(command) for name, command in known.items()}
+
+    def export(self, what: Any, format: Any = None) -> dict[str, Any]:
+        work: dict[str, Callable[[], tuple[Path, str]]] = {
+            "csv": self.write_csv,
+            "folders": self.write_folders,
+            "classifier": lambda: self.write_classifier(format or "onnx"),
+            "report": self.write_report,
+        }
+        if what not in work:
+            raise FinesslError(f"what should be {', '.join(work)}.")
+        if not self.busy.acquire(blocking=False):
+            raise FinesslError("an export is being written; wait for it.")
+        try:
+            with writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            path, command = work[what]()
+        finally:
+            self.busy.release()
+        return {"path": readable(str(path)), "command": readable(command)}
+
+    def new(self, stem: str, suffix: str = "") -> Path:
+        """A name that is free."""
+        number, path = 1, self.folder / f"{stem}{suffix}"
+        while path.exists():
+            number += 1
+            path = self.folder / f"{stem}-{number}{suffix}"
+        return path
+
+    def write_csv(self) -> tuple[Path, str]:
+        path = self.new("labels", ".csv")
+        write_labels(self.labels, path)
+        if rows := self.audit.rows():
+            text = io.StringIO(newline="")
+            csv.writer(text).writerows([("number", "path", "label"), *rows])
+            with writing(self.folder):
+                write_atomically(self.new("audit", ".csv"), text.getvalue())
+        return path, f"finessl train {shlex.quote(str(self.project.data))} --labels {shlex.quote(str(path))} --out RUN"
+
+    def write_folders(self) -> tuple[Path, str]:
+        """Copies, in one folder per class."""
+        labels, images = self.labels, self.project.images
+        with labels.lock:
+            chosen = [
+                (i, labels.name(int(labels.label[i])) or NO_CLASS) for i in np.flatnonzero(labels.label != UNLABELED)
+            ]
+        if not chosen:
+            raise FinesslError("nothing is labeled yet.")
+        path = self.new("folders")
+        classes = list(dict.fromkeys(name for _, name in chosen))
+        sort_into(path, ((str(images.path(int(i))), name) for i, name in chosen), classes)
+        return path, f"finessl train {shlex.quote(str(path))} --out RUN"
+
+    def run(self) -> Path:
+        """The trained run, or else a run from frozen features and the present labels."""
+        from finessl.recipe import Recipe
+        from finessl.training.quick import quick
+
+        found = self.trainer.run()
+        if found is not None:
+            return found
+        if reason := self.trainer.obstacle():
+            raise FinesslError(reason)
+        out = self.new("quick")
+        table = out.with_name(f"{out.name}.csv")
+        source: dict[str, Any] = {"data.source": str(self.project.data), "source.labels": str(table)}
+        if self.project.is_table:
+            source = {"data.source": str(table)}
+            write_atomically(table, training_table(self.labels))
+        else:
+            write_labels(self.labels, table)
+        quick(
+            Recipe.read(None, source), out, [(self.trainer.backbone, self.trainer.weights)], device=self.trainer.device
+        )
+        return out
+
+    def write_classifier(self, format: str) -> tuple[Path, str]:
+        from finessl.inference.export import export_run
+
+        if format not in CLASSIFIERS:
+            raise FinesslError(f"format should be {', '.join(CLASSIFIERS)}.")
+        run, path = self.run(), self.new(format)
+        export_run(run, path, format=format, weights=self.trainer.weights)
+        return path, shlex.join(["finessl", "export", str(run), "--format", format, "--out", str(path)])
+
+    def write_report(self) -> tuple[Path, str]:
+        from finessl.analysis.report import write_report
+
+        run, path = self.run(), self.new("report", ".html")
+        write_report([run], path)
+        return path, shlex.join(["finessl", "report", str(run), "--out", str(path)])

@@ -1,0 +1,113 @@
+"""Features of all images, encoded in the background, usable from the first few hundred on.
+
+Images are encoded in random order in growing parts (256, 1,024, …, all): a part that is complete can be searched and
+classified, and stands for the whole set. Features are kept in finessl's cache, so a second start takes seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from finessl.data.images import FileImages
+from finessl.errors import FinesslError
+from finessl.frozen.choose import Pile
+from finessl.frozen.features import FrozenEncoder, encode_images
+from finessl.frozen.solvers import feature_centre, prepare
+from finessl.models.backbones import create_backbone
+from finessl.runtime.device import resolve_device
+from finessl.runtime.precision import resolve_precision
+
+FIRST, GROWTH = 256, 4  # images of the first part; each part is so many times larger
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The images that have features so far."""
+
+    ids: np.ndarray  # int64 [n], sorted
+    place: np.ndarray  # int32 [N]: row of an image, −1: none
+    rows: np.ndarray  # float16 [n, d]
+    pile: Pile
+    linked: bool  # the neighbour graph is built
+
+    @classmethod
+    def of(cls, ids: np.ndarray, rows: np.ndarray, count: int) -> Encoded:
+        place = np.full(count, -1, np.int32)
+        place[ids] = np.arange(len(ids))
+        return cls(ids, place, rows, Pile(prepare(rows, feature_centre(rows))), False)
+
+    def with_graph(self) -> Encoded:
+        self.pile.solve("propagation", torch.zeros(len(self.ids), dtype=torch.int64), 1)  # builds what solvers share
+        return Encoded(self.ids, self.place, self.rows, self.pile, True)
+
+
+class Stopped(Exception):
+    """The studio closes."""
+
+
+class Encoding:
+    """The work of one thread. `publish` gets each part as soon as it is complete."""
+
+    def __init__(self, images: FileImages, backbone: str, weights: str | None, device: str = "auto") -> None:
+        self.images, self.backbone, self.weights, self.device = images, backbone, weights, device
+        self.done, self.total = 0, len(images)
+        self.error: str | None = None
+        self.started, self.fresh = time.monotonic(), 0  # images that were computed since
+        self.finished = False
+
+    def seconds_left(self) -> float | None:
+        if self.finished or self.error or not self.fresh:
+            return None
+        return (self.total - self.done) * (time.monotonic() - self.started) / self.fresh
+
+    def run(self, publish: Callable[[Encoded], None], stop: threading.Event) -> None:
+        try:
+            target = resolve_device(self.device)
+            backbone = create_backbone(self.backbone, weights=self.weights)
+            encoder = FrozenEncoder(backbone, target, resolve_precision("auto", target))
+            order = np.random.default_rng(0).permutation(self.total)
+            size = min(FIRST, self.total)
+            while True:
+                part = np.sort(order[:size])
+                encoded = self.encode(part, encoder, stop)
+                if len(encoded.ids) > 1:
+                    if size > FIRST * GROWTH**2:
+                        publish(encoded)  # before its graph is there
+                    publish(encoded.with_graph())
+                if size == self.total:
+                    break
+                size = min(size * GROWTH, self.total)
+                if self.total < 2 * size:
+                    size = self.total
+            self.done, self.finished = self.total, True
+        except Stopped:
+            pass
+        except FinesslError as error:
+            self.error = str(error)
+        except Exception as error:  # the page says so; labeling goes on without features
+            self.error = f"{type(error).__name__}: {error}"
+
+    def encode(self, part: np.ndarray, encoder: FrozenEncoder, stop: threading.Event) -> Encoded:
+        begun = self.fresh
+
+        def progress(done: int, total: int) -> None:
+            if stop.is_set():
+                raise Stopped
+            if done == 0 and self.fresh == 0:
+                self.started = time.monotonic()
+            self.fresh = begun + done
+            self.done = max(self.done, len(part) - total + done)
+
+        found = encode_images(self.images.take(part), encoder, progress=progress)
+        if stop.is_set():
+            raise Stopped
+        self.done = max(self.done, len(part))
+        good = found.usable()
+        rows = found.rows if good.all() else found.rows[good]
+        return Encoded.of(part[good], rows, self.total)

@@ -1,0 +1,147 @@
+"""What deserves a second look: doubtful labels, confident disagreements, images of no class, pairs that are confused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from finessl.analysis.estimate import cross_validated, familiar
+from finessl.data.dataset import readable
+from finessl.errors import FinesslError
+from finessl.frozen.choose import SOLVERS
+from finessl.frozen.solvers import SCALE
+from finessl.inference.metrics import softmax
+from finessl.studio.events import UNLABELED, Labels
+from finessl.studio.suggest import Answer, Suggestions, targets
+
+KINDS = ("doubtful", "disagree", "none", "confused")
+MOST = 100  # items per kind
+SURE = 0.6  # confidence of both opinions in a disagreement
+Item = dict[str, Any]
+
+
+class Review:
+    def __init__(self, labels: Labels, suggestions: Suggestions) -> None:
+        self.labels, self.suggestions = labels, suggestions
+        self.found: dict[str, tuple[tuple[int, int], list[Item]]] = {}
+
+    def items(self, kind: str) -> list[Item]:
+        if kind not in KINDS:
+            raise FinesslError(f"kind should be {', '.join(KINDS)}.")
+        answer = self.suggestions.answer
+        if answer is None:
+            return []
+        key = (id(answer), self.labels.action)
+        if kind not in self.found or self.found[kind][0] != key:
+            with self.labels.lock:
+                label = self.labels.label.copy()
+            work = {
+                "doubtful": self.doubtful,
+                "disagree": self.disagree,
+                "none": self.strange,
+                "confused": self.confused,
+            }
+            self.found[kind] = (key, work[kind](answer, label))
+        return [item for item in self.found[kind][1] if item["id"] not in self.labels.settled][:MOST]
+
+    def labeled(self, answer: Answer, label: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows, unit features and columns of the labeled images."""
+        y, _ = targets(answer.encoded, label)
+        rows = np.flatnonzero(y.numpy() >= 0)
+        return rows, answer.encoded.pile.x[torch.from_numpy(rows)].numpy().astype(np.float64), y.numpy()[rows]
+
+    def doubtful(self, answer: Answer, label: np.ndarray) -> list[Item]:
+        """Labels that the other labels, without this one, would call something else."""
+        rows, x, y = self.labeled(answer, label)
+        counts = np.bincount(y)
+        if counts.max(initial=0) < 2:
+            return []
+        scores = cross_validated(x, y, int(y.max()) + 1)
+        best, every = scores.argmax(1), np.arange(len(y))
+        margin = scores[every, best] - scores[every, y]
+        p = softmax(SCALE * scores)[every, best]
+        chosen = [i for i in np.argsort(-margin, kind="stable") if margin[i] > 0 and counts[y[i]] > 1]
+        found = []
+        for i in chosen[: 2 * MOST]:
+            wanted = int(answer.classes[best[i]])
+            why = f"The other labels say {self.labels.name(wanted)}."
+            found.append(self.item(int(answer.encoded.ids[rows[i]]), wanted, p[i], why))
+        return found
+
+    def disagree(self, answer: Answer, label: np.ndarray) -> list[Item]:
+        """Unlabeled images on which two solvers are sure of different classes."""
+        encoded = answer.encoded
+        y, classes = targets(encoded, label)
+        if not np.array_equal(classes, answer.classes):
+            return []
+        other = "ridge" if answer.solver != "ridge" else "means"
+        p = encoded.pile.solve(other, y, len(classes)).logits(encoded.pile.x).softmax(1).numpy()
+        best, theirs = answer.p.argmax(1), p.argmax(1)
+        sure = np.minimum(answer.p.max(1), p.max(1))
+        free = (label[encoded.ids] == UNLABELED) & (self.labels.judged[encoded.ids] == UNLABELED)
+        rows = np.flatnonzero((best != theirs) & free & (sure >= min(SURE, 1.5 / len(classes) + 0.1)))
+        found = []
+        for i in rows[np.argsort(-sure[rows], kind="stable")][: 2 * MOST]:
+            mine, yours = int(classes[best[i]]), int(classes[theirs[i]])
+            why = (
+                f"{SOLVERS[answer.solver].capitalize()} says {self.labels.name(mine)}, "
+                f"{SOLVERS[other]} says {self.labels.name(yours)}."
+            )
+            found.append(self.item(int(encoded.ids[i]), mine, answer.p[i, best[i]], why))
+        return found
+
+    def strange(self, answer: Answer, label: np.ndarray) -> list[Item]:
+        """Unlabeled images that are unlike every class, the strangest first."""
+        rows, x, y = self.labeled(answer, label)
+        encoded = answer.encoded
+        free = np.flatnonzero((label[encoded.ids] == UNLABELED) & (self.labels.judged[encoded.ids] == UNLABELED))
+        several = np.bincount(y)[y] > 1
+        u = encoded.pile.x[torch.from_numpy(free)].numpy()
+        familiarity, threshold = familiar(x, y, u, several, int(y.max()) + 1)
+        order = np.argsort(familiarity, kind="stable")
+        if threshold is not None:
+            order = order[familiarity[order] < threshold]
+        found = []
+        for k in order[:MOST]:
+            i = int(encoded.ids[free[k]])
+            why = f"Unlike every class (similarity {familiarity[k]:.2f} to the nearest one)."
+            found.append(self.item(i, int(answer.best[i]), answer.confidence[i], why))
+        return found
+
+    def confused(self, answer: Answer, label: np.ndarray) -> list[Item]:
+        """Pairs of labeled images that look more alike than their labels allow, the most alike first."""
+        rows, x, y = self.labeled(answer, label)
+        if len(rows) < 2:
+            return []
+        similarity = x @ x.T
+        np.fill_diagonal(similarity, -2)
+        same = np.where(y[:, None] == y[None], similarity, -2).max(1)
+        apart = np.where(y[:, None] != y[None], similarity, -2)
+        partner, alike = apart.argmax(1), apart.max(1)
+        found, seen = [], set[frozenset[int]]()
+        for i in np.argsort(same - alike, kind="stable").tolist():
+            pair = frozenset((i, int(partner[i])))
+            if alike[i] <= same[i] or pair in seen:
+                continue
+            seen.add(pair)
+            image, other = (int(answer.encoded.ids[rows[k]]) for k in (i, int(partner[i])))
+            theirs = int(answer.classes[y[partner[i]]])
+            why = f"More like this image of {self.labels.name(theirs)} than like any of its own class."
+            found.append({**self.item(image, theirs, float(alike[i]), why), "pair": other})
+        return found
+
+    def item(self, image: int, predicted: int, p: float, why: str) -> Item:
+        labels = self.labels
+        label = int(labels.label[image])
+        near = self.suggestions.nearest(image)
+        return {
+            "id": image,
+            "name": readable(labels.images.key(image)),
+            "label": None if label == UNLABELED else "none" if label < 0 else label,
+            "predicted": None if predicted < 0 else labels.resolve(predicted),
+            "p": round(float(p), 4),
+            "why": why,
+            "nearest": [{"id": i, "class": int(labels.label[i])} for i in near],
+        }

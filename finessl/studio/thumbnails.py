@@ -1,0 +1,159 @@
+"""Previews of images as JPEG, kept in one file: 10⁵ small files would be slow to write, copy and delete.
+
+FOLDER/thumbnails/data    JPEGs, one after another
+FOLDER/thumbnails/index   one record per JPEG: digest of the image's name and size, place, length, checksum
+
+A record is written after its data, and a JPEG whose checksum does not hold is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from finessl.data.images import FileImages, ImageError, opened, to_rgb
+from finessl.runtime.files import writing
+from finessl.runtime.machine import usable_cores
+
+THUMBNAIL, LARGE = 256, 1600  # pixels of the longest side
+QUALITY = {THUMBNAIL: 80, LARGE: 88}
+RECENT = 64  # large images that are kept in memory
+RECORD = np.dtype([("key", "S16"), ("start", "<i8"), ("length", "<i4"), ("crc", "<u4")])
+
+
+def preview(images: FileImages, i: int, longest: int) -> bytes:
+    """JPEG of at most `longest` pixels, upright, without metadata; ImageError when the image cannot be read."""
+    with opened(images.path(i)) as image:
+        image.draft("RGB", (2 * longest, 2 * longest))
+        image.load()
+        small = to_rgb(image)
+        small.thumbnail((longest, longest), Image.Resampling.BILINEAR, reducing_gap=2.0)
+        small.info.clear()
+        target = io.BytesIO()
+        small.save(target, "JPEG", quality=QUALITY[longest])
+    return target.getvalue()
+
+
+class Thumbnails:
+    def __init__(self, folder: Path, images: FileImages) -> None:
+        self.images, self.folder = images, folder / "thumbnails"
+        self.lock, self.decoders = threading.Lock(), threading.Semaphore(max(usable_cores(), 2))
+        self.broken: dict[int, str] = {}
+        self.recent: OrderedDict[int, bytes] = OrderedDict()
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.data = open(self.folder / "data", "a+b", buffering=0)  # noqa: SIM115 - open until `close`
+            self.index = open(self.folder / "index", "a+b", buffering=0)  # noqa: SIM115
+        self.start, self.length, self.crc = self._read()
+
+    def close(self) -> None:
+        with self.lock:
+            self.data.close()
+            self.index.close()
+
+    def digest(self, i: int) -> bytes:
+        name = f"{self.images.paths.sizes[i]}\0{self.images.key(i)}".encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(name, digest_size=16).digest()
+
+    def _read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """start (−1: none yet), length and checksum of each image's preview."""
+        count = len(self.images)
+        start, length = np.full(count, -1, np.int64), np.zeros(count, np.int32)
+        crc = np.zeros(count, np.uint32)
+        self.index.seek(0)
+        content = self.index.read()
+        cut = len(content) % RECORD.itemsize
+        if cut:
+            os.ftruncate(self.index.fileno(), len(content) - cut)
+        records = np.frombuffer(content[: len(content) - cut], RECORD)
+        self.end = os.fstat(self.data.fileno()).st_size
+        whole = (records["start"] >= 0) & (records["length"] > 0)
+        records = records[whole & (records["start"] + records["length"] <= self.end)]
+        if len(records):
+            order = np.argsort(records["key"], kind="stable")
+            known = records["key"][order]
+            wanted = np.array([self.digest(i) for i in range(count)], "S16")
+            at = np.searchsorted(known, wanted, side="right") - 1  # the newest of several
+            there = (at >= 0) & (known[at.clip(0)] == wanted)
+            found = records[order[at[there]]]
+            start[there], length[there], crc[there] = found["start"], found["length"], found["crc"]
+        return start, length, crc
+
+    def get(self, i: int) -> bytes:
+        """The thumbnail of an image, made where there is none yet."""
+        if self.start[i] >= 0:
+            content = os.pread(self.data.fileno(), int(self.length[i]), int(self.start[i]))
+            if zlib.crc32(content) == self.crc[i]:
+                return content
+        if i in self.broken:
+            raise ImageError(self.broken[i])
+        try:
+            with self.decoders:
+                content = preview(self.images, i, THUMBNAIL)
+        except ImageError as error:
+            self.broken[i] = str(error)
+            raise
+        self._add(i, content)
+        return content
+
+    def _add(self, i: int, content: bytes) -> None:
+        record = np.array((self.digest(i), self.end, len(content), zlib.crc32(content)), RECORD)
+        with self.lock:
+            if self.data.closed:
+                return
+            record["start"] = self.end
+            try:
+                if self.data.write(content) != len(content) or self.index.write(record.tobytes()) != RECORD.itemsize:
+                    raise OSError("cut short")
+            except OSError:  # a full disk: previews are made on demand
+                os.ftruncate(self.data.fileno(), self.end)
+                return
+            self.length[i], self.crc[i] = len(content), record["crc"]
+            self.start[i] = self.end
+            self.end += len(content)
+
+    def large(self, i: int) -> bytes:
+        with self.lock:
+            if i in self.recent:
+                self.recent.move_to_end(i)
+                return self.recent[i]
+        with self.decoders:
+            content = preview(self.images, i, LARGE)
+        with self.lock:
+            self.recent[i] = content
+            while len(self.recent) > RECENT:
+                self.recent.popitem(last=False)
+        return content
+
+    def missing(self) -> np.ndarray:
+        there = self.start >= 0
+        there[list(self.broken)] = True
+        return np.flatnonzero(~there)
+
+    def build(self, stop: threading.Event) -> Iterator[int]:
+        """Make all that are missing, on every core; yields how many are done."""
+
+        def make(i: int) -> None:
+            if not stop.is_set():
+                with suppress(ImageError):
+                    self.get(i)
+
+        waiting = iter(self.missing().tolist())
+        done = 0
+        with ThreadPoolExecutor(usable_cores(), "thumbnails") as pool:
+            while not stop.is_set() and (part := list(islice(waiting, 256))):
+                list(pool.map(make, part))
+                done += len(part)
+                yield done

@@ -1,0 +1,249 @@
+"""Training from the studio: an ordinary `finessl train` in a process of its own, in FOLDER/runs/NUMBER.
+
+The process belongs to nobody: it goes on when the page or the studio is closed, and a studio that is opened again finds
+it by FOLDER/runs/training.json. Labels are copied at its start, so labeling goes on meanwhile. SIGTERM stops it at a
+checkpoint; the same command resumes it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from typing_extensions import TypedDict
+
+from finessl.data.dataset import readable
+from finessl.errors import FinesslError
+from finessl.runs.directory import RunDirectory
+from finessl.runtime.files import read_json, write_atomically, write_json, writing
+from finessl.studio.events import Labels
+from finessl.studio.project import Project, labels_csv, training_table
+
+POINTS = 400  # of a curve
+STEPS = (30, 20_000)  # fewest and most
+
+
+class Plan(TypedDict):
+    backbone: str
+    tuning: str
+    steps: int
+    seconds: float | None
+    why: str
+
+
+class Started(TypedDict):
+    """training.json."""
+
+    run: str
+    pid: int
+    command: list[str]
+    plan: Plan
+    asked_to_stop: bool
+
+
+class Trainer:
+    def __init__(self, project: Project, labels: Labels, backbone: str, weights: str | None, device: str) -> None:
+        self.project, self.labels = project, labels
+        self.backbone, self.weights, self.device = backbone, weights, device
+        self.folder = project.folder / "runs"
+        self.file = self.folder / "training.json"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.rate: float | None = None  # images per second through the frozen backbone, once measured
+        self.lock = threading.Lock()
+        self.curve_cache: tuple[tuple[str, int], dict[str, list[Any]], int] | None = None
+
+    # ---- what there is ----------------------------------------------------------------------------------------------
+
+    def started(self) -> Started | None:
+        return read_json(self.file, Started) if self.file.is_file() else None
+
+    def run(self) -> Path | None:
+        """A finished run: the last one trained here, or the one that the studio was opened with."""
+        started = self.started()
+        if started is not None and RunDirectory(started["run"]).finished():
+            return Path(started["run"])
+        return self.project.run
+
+    def alive(self, started: Started) -> bool:
+        if self.process is not None and self.process.pid == started["pid"]:
+            return self.process.poll() is None
+        try:
+            os.kill(started["pid"], 0)
+        except OSError:
+            return False
+        lock = RunDirectory(started["run"]).lock_file  # the number may be another process by now
+        if not lock.exists():
+            return False
+        try:
+            with FileLock(lock, timeout=0):
+                return False
+        except Timeout:
+            return True
+
+    def state(self) -> dict[str, Any]:
+        started = self.started()
+        if started is None:
+            return {
+                "state": "idle", "plan": self.plan(), "step": 0, "steps": 0, "seconds_left": None,
+                "curves": {}, "run": None, "message": self.obstacle() or "",
+            }  # fmt: skip
+        run = RunDirectory(started["run"])
+        curves, step = self.curves(run)
+        steps = started["plan"]["steps"]
+        found = "finished" if run.finished() else "running" if self.alive(started) else "stopped"
+        message = ""
+        if found == "stopped" and not started["asked_to_stop"]:
+            found, message = "failed", last_line(log_of(run.path))
+        return {
+            "state": found,
+            "plan": started["plan"],
+            "step": steps if found == "finished" else step,
+            "steps": steps,
+            "seconds_left": self.seconds_left(run, step, steps) if found == "running" else None,
+            "curves": curves,
+            "run": readable(str(run.path)),
+            "message": message,
+        }
+
+    def curves(self, run: RunDirectory) -> tuple[dict[str, list[Any]], int]:
+        """step, loss, used (share of unlabeled images in use) and accuracy on test images, thinned out."""
+        size = run.metrics_file.stat().st_size if run.metrics_file.exists() else 0
+        key = (str(run.path), size)
+        if self.curve_cache is None or self.curve_cache[0] != key:
+            rows = [row for row in run.metrics() if row["kind"] == "train"] if size else []
+            tests = {row["step"]: row["accuracy"] for row in run.metrics() if row["kind"] == "test"} if size else {}
+            step = rows[-1]["step"] if rows else 0
+            kept = [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, POINTS).astype(int))] if rows else []
+            curves: dict[str, list[Any]] = {"step": [row["step"] for row in kept]}
+            curves["loss"] = [finite(row.get("loss")) for row in kept]
+            curves["used"] = [finite(row.get("used")) for row in kept]
+            curves["accuracy"] = [finite(tests.get(row["step"])) for row in kept]
+            self.curve_cache = (key, curves, step)
+        return self.curve_cache[1], self.curve_cache[2]
+
+    def seconds_left(self, run: RunDirectory, step: int, steps: int) -> float | None:
+        """From the time that the steps so far took."""
+        if step < 2 or not run.metrics_file.exists():
+            return None
+        begun = run.recipe_file.stat().st_mtime
+        return round((steps - step) * (run.metrics_file.stat().st_mtime - begun) / step, 1)
+
+    # ---- the plan ---------------------------------------------------------------------------------------------------
+
+    def obstacle(self) -> str | None:
+        """Why training cannot start."""
+        with self.labels.lock:
+            counts = self.labels.counts()
+        if (counts > 0).sum() < 2:
+            return "Training needs labels of two classes or more."
+        return None
+
+    def plan(self, budget: float | None = None, steps: int | None = None) -> Plan:
+        """What training would do. Steps fit the budget by the measured rate of the backbone."""
+        seconds = None
+        budget = budget or 900.0
+        why = "a number of steps that was asked for"
+        if steps is None:
+            steps, why = 500, "a first short run; the speed of this machine is not measured yet"
+        if self.rate:
+            per_step = 4 * 32 * 3 / self.rate  # images per step, forward and backward
+            if why.startswith("a first"):
+                steps = int(np.clip(budget / per_step, *STEPS))
+                why = f"fits {budget / 60:.0f} minutes on this machine"
+            seconds = round(steps * per_step, 1)
+        return {"backbone": self.backbone, "tuning": "adaptformer", "steps": steps, "seconds": seconds, "why": why}
+
+    # ---- actions ----------------------------------------------------------------------------------------------------
+
+    def start(self, budget: float | None = None, steps: int | None = None) -> None:
+        with self.lock:
+            started = self.started()
+            if started is not None and self.alive(started):
+                raise FinesslError("a training is running; stop it first.")
+            if reason := self.obstacle():
+                raise FinesslError(reason)
+            plan = self.plan(budget, steps)
+            with writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            number = 1 + max((int(p.stem) for p in self.folder.iterdir() if p.stem.isdecimal()), default=0)
+            run = self.folder / f"{number:03}"
+            labels = self.folder / f"{number:03}.csv"
+            data = [str(self.project.data), "--labels", str(labels)]
+            with writing(labels):
+                if self.project.is_table:
+                    data = [str(labels)]
+                    write_atomically(labels, training_table(self.labels))
+                else:
+                    write_atomically(labels, labels_csv(self.labels))
+            command = [
+                "train", *data, "--out", str(run), "--backbone", plan["backbone"], "--tuning", plan["tuning"],
+                "--steps", str(plan["steps"]), "--checkpoint-seconds", "30", "--device", self.device,
+                *(["--weights", self.weights] if self.weights else []),
+            ]  # fmt: skip
+            self.launch(run, command, plan)
+
+    def resume(self) -> None:
+        with self.lock:
+            started = self.started()
+            if started is None:
+                raise FinesslError("there is no training to resume.")
+            if self.alive(started) or RunDirectory(started["run"]).finished():
+                raise FinesslError("the training runs already, or is finished.")
+            self.launch(Path(started["run"]), started["command"], started["plan"])
+
+    def launch(self, run: Path, command: list[str], plan: Plan) -> None:
+        with writing(self.folder), open(log_of(run), "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "finessl", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C in the studio's terminal is not for it
+            )
+            content: Started = {
+                "run": str(run), "pid": self.process.pid, "command": command, "plan": plan, "asked_to_stop": False
+            }  # fmt: skip
+            write_json(self.file, content)
+
+    def stop(self) -> None:
+        with self.lock:
+            started = self.started()
+            if started is None or not self.alive(started):
+                raise FinesslError("no training is running.")
+            write_json(self.file, {**started, "asked_to_stop": True})
+            os.kill(started["pid"], signal.SIGTERM)
+            for _ in range(100):  # it writes a checkpoint first; a later look tells when that takes longer
+                if not self.alive(started):
+                    break
+                time.sleep(0.05)
+
+    def command_line(self) -> str | None:
+        started = self.started()
+        return None if started is None else shlex.join(["finessl", *started["command"]])
+
+
+def log_of(run: Path) -> Path:
+    return run.with_name(f"{run.name}.log")
+
+
+def last_line(path: Path) -> str:
+    """Of a log; the reason why a process has ended."""
+    try:
+        text = path.read_bytes()[-4000:].decode("utf-8", "replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if line.startswith("finessl:")), lines[-1] if lines else "")[:500]
+
+
+def finite(value: Any) -> float | None:
+    return round(float(value), 5) if isinstance(value, (int, float)) and np.isfinite(value) else None
