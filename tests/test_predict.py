@@ -16,10 +16,16 @@ import pytest
 import finessl
 from finessl.cli import app
 from finessl.errors import FinesslError
+from finessl.inference import output
 from finessl.inference import predict as prediction
-from finessl.inference.predict import Predictions, as_csv, write_predictions
+from finessl.inference.output import csv_lines, write_rows
+from finessl.inference.predict import Predictions
 
 Capture = pytest.CaptureFixture[str]
+
+
+def as_csv(found: Predictions, excel: bool = False) -> bytes:
+    return b"".join(csv_lines(found.columns, found.rows, excel))
 
 
 def predict(*words: str | Path) -> None:
@@ -57,7 +63,7 @@ def test_forms_by_suffix(tiny_run: Path, photos: Path, tmp_path: Path, capsys: C
 def test_parquet_without_pyarrow(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(FinesslError, match=r"pip install 'finessl\[tables\]'"):
-        prediction.check_output(tmp_path / "out.parquet")
+        output.check_output(tmp_path / "out.parquet")
 
 
 def test_top_is_capped_at_the_number_of_classes(tiny_run: Path, photos: Path, capsys: Capture) -> None:
@@ -85,7 +91,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.jpg")
     found = Predictions(["path", "label", "confidence"], [[name, "a", 0.5]])
     for suffix in (".csv", ".json", ".jsonl", ".parquet"):
-        write_predictions(found, tmp_path / f"out{suffix}")
+        write_rows(tmp_path / f"out{suffix}", found.columns, found.rows)
     assert r"caf\udce9.jpg" in (tmp_path / "out.csv").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))[0]["path"] == name
 
@@ -151,7 +157,7 @@ def test_full_disk_leaves_nothing_partial(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(FinesslError, match="No space left on device") as caught:
-        write_predictions(Predictions(["path"], [["a"]]), tmp_path / "out.csv")
+        write_rows(tmp_path / "out.csv", ["path"], [["a"]])
     assert "checkpoint" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 

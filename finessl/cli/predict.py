@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from finessl.cli import app
 from finessl.cli.train import Plugins
+
+if TYPE_CHECKING:
+    from finessl.inference.bulk import Results
+    from finessl.inference.predict import Predictions
 
 
 @app.command(no_args_is_help=True)
@@ -54,8 +58,15 @@ def predict(
     embeddings: Annotated[
         Path | None, typer.Option(help="Also write the tuned backbone's features: .npz or .parquet.", metavar="FILE")
     ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            help="With --out DIR: also all parts as one file, DIR/all.FORM: csv, json, jsonl, parquet.", metavar="FORM"
+        ),
+    ] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="With --out DIR: processes. (default: one per core, or per GPU)", min=1)
+        int | None,
+        typer.Option(help="With --out DIR: processes, or actors of Ray. (default: one per core, or per GPU)", min=1),
     ] = None,
     engine: Annotated[str, typer.Option(help="With --out DIR: local, or ray for many machines.")] = "local",
     address: Annotated[str | None, typer.Option(help="Address of a Ray cluster. (default: start one here)")] = None,
@@ -69,44 +80,11 @@ def predict(
     is 1 if no image could be read. With --min-confidence or --coverage the label may be empty; a column guess then holds
     the most likely class of every image.
     """
-    import sys
-
-    from finessl.data.dataset import count_of
     from finessl.errors import FinesslError
-    from finessl.inference.predict import (
-        EMBEDDINGS,
-        abstain,
-        as_csv,
-        check_output,
-        predict_files,
-        write_embeddings,
-        write_predictions,
-    )
+    from finessl.inference.output import EMBEDDINGS, check_output
     from finessl.inference.sorting import check_target
-    from finessl.inference.sorting import sort_into as sort_images
     from finessl.registry import plugins
-    from finessl.runtime.progress import Display
 
-    if out is not None and not out.suffix:
-        files_only = {
-            "--coverage": coverage,
-            "--sort-into": sort_into,
-            "--embeddings": embeddings,
-            "--excel": excel or None,
-        }
-        if given := [option for option, value in files_only.items() if value is not None]:
-            raise FinesslError(f"{given[0]} needs all predictions at once; --out {out} is a folder. Name a file.")
-        predict_parts(
-            run, images, out, top=top, min_confidence=min_confidence, weights=weights, device=device, jobs=jobs,
-            engine=engine, address=address,
-        )  # fmt: skip
-        return
-    if jobs is not None or engine != "local" or any(path.suffix.lower() == ".tar" for path in images):
-        raise FinesslError("tar shards, --jobs and --engine need --out DIR, a folder for Parquet parts.")
-    if out is not None:
-        check_output(out)
-    if excel and out is not None and out.suffix.lower() != ".csv":
-        raise FinesslError(f"--excel is for CSV; --out {out} is not.")
     if embeddings is not None:
         check_output(embeddings, EMBEDDINGS, "--embeddings")
     if sort_into is not None:
@@ -114,38 +92,85 @@ def predict(
     elif link:
         raise FinesslError("--link says how --sort-into puts images into folders; add --sort-into DIR.")
     plugins.load(plugin or ())
+    common: dict[str, Any] = {"top": top, "weights": weights, "device": device}
+    if out is not None and not out.suffix:
+        from finessl.inference.bulk import Results
+
+        predict_parts(
+            run, images, out, min_confidence=min_confidence, coverage=coverage, jobs=jobs, engine=engine, address=address,
+            results=Results(table, excel, embeddings, sort_into, link), **common,
+        )  # fmt: skip
+        return
+    if jobs is not None or table or engine != "local" or any(path.suffix.lower() == ".tar" for path in images):
+        raise FinesslError("tar shards, --jobs, --engine and --table need --out DIR, a folder for Parquet parts.")
+    if out is not None:
+        check_output(out)
+    if excel and out is not None and out.suffix.lower() != ".csv":
+        raise FinesslError(f"--excel is for CSV; --out {out} is not.")
+    found = predict_at_once(run, images, min_confidence, coverage, embeddings is not None, common)
+    write_answers(found, out, embeddings, sort_into, excel=excel, link=link)
+
+
+def predict_at_once(
+    run: Path,
+    images: list[Path],
+    min_confidence: float | None,
+    coverage: float | None,
+    embed: bool,
+    options: dict[str, Any],
+) -> Predictions:
+    import sys
+
+    from finessl.inference.predict import abstain, predict_files
+    from finessl.runtime.progress import Display
+
     with Display() as display:
         found = predict_files(
             run,
             images,
-            top=top,
-            embed=embeddings is not None,
-            weights=weights,
-            device=device,
+            embed=embed,
             progress=lambda done, total: display.update("predicting", done, total),
+            **options,
         )
     for path, reason in found.broken:
         print(f"finessl: skipped {path}: {reason}", file=sys.stderr)
     for note in found.notes:
         print(f"finessl: {note}", file=sys.stderr)
     if min_confidence is not None or coverage is not None:
-        sure = abstain(found, min_confidence, coverage)
-        print(
-            f"labeled {sure:,} of {count_of(len(found.rows), 'image')} ({sure / len(found.rows):.1%})", file=sys.stderr
-        )
-    if min_confidence is not None:
-        print(stated_error(run, min_confidence), file=sys.stderr)
-    if embeddings is not None:
-        write_embeddings(found, embeddings)
+        print_labeled(run, abstain(found, min_confidence, coverage), len(found.rows), min_confidence)
+    return found
+
+
+def write_answers(
+    found: Predictions, out: Path | None, embeddings: Path | None, sort_into: Path | None, *, excel: bool, link: bool
+) -> None:
+    import sys
+
+    from finessl.data.dataset import count_of
+    from finessl.inference.output import csv_lines, write_embeddings, write_rows
+    from finessl.inference.sorting import sort_into as sort_images
+
+    if embeddings is not None and found.embeddings is not None:
+        write_embeddings(embeddings, [([row[0] for row in found.rows], found.embeddings)])
     if sort_into is not None:
-        added = sort_images(sort_into, [(row[0], row[1]) for row in found.rows], found.classes, link=link)
+        added = sort_images(sort_into, [(Path(row[0]), row[1]) for row in found.rows], found.classes, link=link)
         print(f"{sort_into}: {count_of(added, 'image')} added", file=sys.stderr)
     if out is None:
-        text = as_csv(found, excel).decode()
-        sys.stdout.write(text.replace("\r\n", "\n"))
+        for line in csv_lines(found.columns, found.rows, excel):
+            sys.stdout.write(line.decode().replace("\r\n", "\n"))
         return
-    write_predictions(found, out, excel=excel)
+    write_rows(out, found.columns, found.rows, excel=excel)
     print(f"{out}: {count_of(len(found.rows), 'prediction')}")
+
+
+def print_labeled(run: Path, labeled: int, images: int, min_confidence: float | None) -> None:
+    import sys
+
+    from finessl.data.dataset import count_of
+
+    print(f"labeled {labeled:,} of {count_of(images, 'image')} ({labeled / images:.1%})", file=sys.stderr)
+    if min_confidence is not None:
+        print(stated_error(run, min_confidence), file=sys.stderr)
 
 
 def stated_error(run: Path, min_confidence: float) -> str:
@@ -166,7 +191,7 @@ def stated_error(run: Path, min_confidence: float) -> str:
     )
 
 
-def predict_parts(run: Path, images: list[Path], out: Path, **options: Any) -> None:
+def predict_parts(run: Path, images: list[Path], out: Path, *, results: Results, **options: Any) -> None:
     import sys
 
     from finessl.data.dataset import count_of
@@ -175,10 +200,25 @@ def predict_parts(run: Path, images: list[Path], out: Path, **options: Any) -> N
 
     with Display() as display:
         totals = predict_bulk(
-            run, images, out, **options, progress=lambda done, total: display.update("parts", done, total)
+            run,
+            images,
+            out,
+            results=results,
+            progress=lambda done, total: display.update("parts", done, total),
+            **options,
         )
     for path, reason in totals.examples:
         print(f"finessl: skipped {path}: {reason}", file=sys.stderr)
-    if totals.broken > len(totals.examples):
-        print(f"finessl: {totals.broken:,} images could not be read; the column error says why.", file=sys.stderr)
+    for source, count in totals.broken_in.most_common(10):
+        print(f"finessl: {source}: {count_of(count, 'image')} could not be read", file=sys.stderr)
+    if totals.broken:
+        print(
+            f"finessl: {count_of(totals.broken, 'image')} in {count_of(len(totals.broken_in), 'input')} could not be "
+            f"read; {out}/skipped.csv lists them.",
+            file=sys.stderr,
+        )
+    if options["min_confidence"] is not None or options["coverage"] is not None:
+        print_labeled(run, totals.labeled, totals.images, options["min_confidence"])
+    if results.sort_into is not None:
+        print(f"{results.sort_into}: {count_of(totals.added, 'image')} added", file=sys.stderr)
     print(f"{out}: {count_of(totals.images, 'prediction')} in {count_of(totals.parts, 'part')}")

@@ -1,16 +1,10 @@
-"""Classes of image files, as rows for people and programs: `finessl predict`.
-
-The suffix of the output file chooses its form: .csv, .json (a list), .jsonl (one object a line) or .parquet.
-"""
+"""Classes of image files, as rows for people and programs: `finessl predict`."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +25,9 @@ from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 from finessl.inference.classifier import load
 from finessl.inference.evaluate import predict_images
-from finessl.runtime.files import reading, replacing, write_arrays, write_atomically, writing
+from finessl.runtime.files import reading
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq")
-FORMATS = (".csv", ".json", ".jsonl", ".parquet")
-EMBEDDINGS = (".npz", ".parquet")
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes text that begins with these for a formula
 
 
 @dataclass
@@ -163,86 +154,3 @@ def listed_files(path: Path) -> list[Path]:
     except ImageError as error:
         raise FinesslError(f"{path} cannot be read as a list of images: {error}.") from error
     return [path.parent / line.strip() for line in lines if line.strip()]
-
-
-# ---- output ---------------------------------------------------------------------------------------------------------
-
-
-def check_output(out: Path, formats: Sequence[str] = FORMATS, option: str = "--out") -> None:
-    """Refuse what cannot be written, before any work."""
-    if out.suffix.lower() not in formats:
-        raise FinesslError(f"{option} {out}: the suffix chooses the form of the output; use {', '.join(formats)}.")
-    if out.is_dir():
-        raise FinesslError(f"{option} {out} is a folder; name a file.")
-    if out.suffix.lower() == ".parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError as error:
-            raise FinesslError(f"{option} {out}: Parquet needs pyarrow: pip install 'finessl[tables]'.") from error
-
-
-def write_predictions(found: Predictions, out: Path, *, excel: bool = False) -> None:
-    """Write the whole file or nothing. `excel`: CSV as Excel reads it (see `as_csv`)."""
-    write = {".csv": as_csv, ".json": as_json, ".jsonl": as_jsonl, ".parquet": as_parquet}[out.suffix.lower()]
-    content = as_csv(found, excel) if write is as_csv else write(found)
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, content)
-
-
-def as_csv(found: Predictions, excel: bool = False) -> bytes:
-    """`excel`: with a byte order mark, so that Excel reads UTF-8, and with an apostrophe before text that a spreadsheet
-    would run as a formula."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(found.columns)
-    for row in found.rows:
-        cells = [f"{value:.4f}" if isinstance(value, float) else value or "" for value in row]
-        writer.writerow([f"'{c}" if excel and c.startswith(FORMULA) else c for c in cells])
-    return encoded(text.getvalue(), "utf-8-sig" if excel else "utf-8")
-
-
-def as_json(found: Predictions) -> bytes:
-    return encoded(json.dumps(records(found), ensure_ascii=False, indent=1) + "\n")
-
-
-def as_jsonl(found: Predictions) -> bytes:
-    return encoded("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records(found)))
-
-
-def as_parquet(found: Predictions) -> bytes:
-    import pyarrow
-    from pyarrow import parquet
-
-    clean = [[encoded(v).decode() if isinstance(v, str) else v for v in row] for row in found.rows]
-    table = pyarrow.table({name: [row[k] for row in clean] for k, name in enumerate(found.columns)})
-    sink = pyarrow.BufferOutputStream()
-    parquet.write_table(table, sink)
-    return sink.getvalue().to_pybytes()
-
-
-def write_embeddings(found: Predictions, out: Path) -> None:
-    """.npz with the arrays path and embedding, or .parquet with the columns path and embedding; the rows of `found`."""
-    assert found.embeddings is not None
-    paths = [encoded(row[0]).decode() for row in found.rows]
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if out.suffix.lower() == ".npz":
-            write_arrays(out, {"path": np.array(paths), "embedding": found.embeddings})
-            return
-        import pyarrow
-        from pyarrow import parquet
-
-        values = pyarrow.array(found.embeddings.ravel(), pyarrow.float32())
-        lists = pyarrow.FixedSizeListArray.from_arrays(values, found.embeddings.shape[1])
-        with replacing(out) as partial:
-            parquet.write_table(pyarrow.table({"path": paths, "embedding": lists}), partial)
-
-
-def records(found: Predictions) -> list[dict[str, Any]]:
-    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
-
-
-def encoded(text: str, encoding: str = "utf-8") -> bytes:
-    """Bytes of a file name that are not UTF-8 are written as \\udcXX: the file itself stays valid UTF-8."""
-    return text.encode(encoding, "backslashreplace")

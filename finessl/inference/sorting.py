@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from finessl.errors import FinesslError
 from finessl.runtime.files import writing
@@ -45,46 +46,64 @@ def free_name(name: str, taken: set[str]) -> str:
     return candidate
 
 
+class Packed(NamedTuple):
+    """An image that is no file of its own, but inside a shard or a table."""
+
+    name: str  # of the file to make
+    content: bytes
+
+
 def sort_into(
-    target: Path, rows: Iterable[tuple[str, str | None]], classes: Sequence[str], *, link: bool = False
+    target: Path,
+    images: Iterable[tuple[Path | Packed, str | None]],
+    classes: Sequence[str],
+    *,
+    link: bool = False,
 ) -> int:
-    """Copy (or `link`) each (image file, label) into TARGET/<label>, those without a label into TARGET/unsure.
+    """Copy (or `link`) each (image, label) into TARGET/<label>, those without a label into TARGET/unsure.
 
     A file of the same name stays as it is and the new one gets a number, unless an earlier run has put the same image
     there. The result counts the images that were added.
     """
     names, made, added = folder_names(classes), set[Path](), 0
     with writing(target):
-        for path, label in rows:
-            source = Path(path)
+        for image, label in images:
             folder = target / (UNSURE if label is None else names[label])
             folder.mkdir(parents=True, exist_ok=True)
-            number, place = 1, folder / source.name
-            while os.path.lexists(place) and (place in made or not same(source, place)):
+            number, wanted = 1, Path(image.name)
+            place = folder / wanted
+            while os.path.lexists(place) and (place in made or not same(image, place)):
                 number += 1
-                place = folder / f"{source.stem}_{number}{source.suffix}"
+                place = folder / f"{wanted.stem}_{number}{wanted.suffix}"
             made.add(place)
             if not os.path.lexists(place):
-                put(source, place, link)
+                put(image, place, link)
                 added += 1
     return added
 
 
-def same(source: Path, place: Path) -> bool:
+def same(image: Path | Packed, place: Path) -> bool:
     try:
-        return place.samefile(source) or filecmp.cmp(source, place, shallow=False)
+        if isinstance(image, Packed):
+            return place.stat().st_size == len(image.content) and place.read_bytes() == image.content
+        return place.samefile(image) or filecmp.cmp(image, place, shallow=False)
     except OSError:  # a link whose file is gone
         return False
 
 
-def put(source: Path, place: Path, link: bool) -> None:
-    if link:
-        place.symlink_to(source.resolve())
+def put(image: Path | Packed, place: Path, link: bool) -> None:
+    """The whole file or none of it: what was interrupted is done again by the same command."""
+    if link and isinstance(image, Path):
+        place.symlink_to(image.resolve())
         return
+    partial = place.with_name(f".{place.name}.partial")
     try:
-        with open(source, "rb") as read, open(place, "xb") as write:
-            shutil.copyfileobj(read, write)
-        shutil.copystat(source, place)
-    except OSError:
-        place.unlink(missing_ok=True)
+        if isinstance(image, Packed):
+            partial.write_bytes(image.content)
+        else:
+            shutil.copyfile(image, partial)
+            shutil.copystat(image, partial)
+        partial.rename(place)
+    except BaseException:
+        partial.unlink(missing_ok=True)
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import os
@@ -13,6 +14,7 @@ import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +22,10 @@ import pytest
 import finessl
 from finessl.cli import app
 from finessl.errors import FinesslError
-from finessl.inference import bulk
-from finessl.inference.bulk import cut, predict_bulk
+from finessl.inference import output
+from finessl.inference.bulk import Results, engines, finish, folder, parts, predict_bulk, worker
+from finessl.inference.bulk.parts import Part, cut, open_part
+from finessl.inference.predict import Predictions, abstain
 
 from .conftest import MakeRun
 
@@ -52,6 +56,11 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+def rows_in(folder: Path, *columns: str) -> list[dict[str, Any]]:
+    """The rows of all parts."""
+    return parquet.read_table(sorted(folder.glob("part-*.parquet")), columns=list(columns) or None).to_pylist()
+
+
 @pytest.fixture(scope="module")
 def whole(make_run: MakeRun, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("bulk") / "out"
@@ -72,7 +81,14 @@ def test_parts_hold_the_classifiers_answers(whole: Path, make_run: MakeRun, shap
     )
     broken = [row for row in parquet.read_table(whole / "part-00001.parquet").to_pylist() if row["error"]]
     assert [(Path(row["path"]).name, row["label"], row["confidence"]) for row in broken] == [("99.png", None, None)]
-    assert json.loads((whole / "predictions.json").read_text())["finished"] == {"images": 24, "broken": 1}
+    assert json.loads((whole / "predictions.json").read_text())["finished"] == {
+        "images": 24,
+        "labeled": 24,
+        "broken": 1,
+    }
+    listed = list(csv.DictReader((whole / "skipped.csv").open(newline="")))
+    assert [(row["source"], Path(row["image"]).name) for row in listed] == [(f"{shards}/0001.tar", "99.png")]
+    assert "not an image" in listed[0]["reason"]
 
 
 def test_missing_parts_are_made_again(whole: Path, make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
@@ -120,24 +136,23 @@ def running_in(session: int) -> list[str]:
 
 
 def test_every_part_is_carried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "ProcessPoolExecutor", lambda jobs, *_: ThreadPoolExecutor(jobs))
-    monkeypatch.setattr(bulk, "run_part", lambda part, target: f"{part.source}: full" if target == "7" else None)
-    settings = bulk.Settings("", None, "cpu", "fp32", 1, None, "", 1)
+    monkeypatch.setattr(engines, "ProcessPoolExecutor", lambda jobs, *_: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(engines, "run_part", lambda part, target: f"{part.source}: full" if target == "7" else None)
+    settings = worker.Settings("", None, "cpu", "fp32", 1, None, None, False, "", 1)
     for count in (2, 4, 5, 23):
-        tasks = [(number, bulk.Part("tar", "x"), str(number)) for number in range(count)]
-        ended = dict(bulk.run_local(settings, tasks, jobs=2))
+        tasks = [(number, Part("tar", "x"), str(number)) for number in range(count)]
+        ended = dict(engines.run_local(settings, tasks, jobs=2))
         assert ended == {number: "x: full" if number == 7 else None for number in range(count)}
 
 
 def test_inputs_are_cut_the_same_way(
     shards: Path, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "PART_FILES", 10)
-    monkeypatch.setattr(bulk, "PART_BYTES", 20_000)
-    parts = cut([shards, shapes / "test"])
-    assert [part.kind for part in parts] == [*["tar"] * (len(parts) - 3), "files", "files", "files"]
-    assert [len(part.items) for part in parts[-3:]] == [10, 10, 4]
-    names = [bulk.open_part(part)[0].key(i) for part in parts[:-3] for i in range(len(bulk.open_part(part)[0]))]
+    monkeypatch.setattr(parts, "PART_FILES", 10)
+    found = cut([shards, shapes / "test"], part_bytes=20_000)
+    assert [part.kind for part in found] == [*["tar"] * (len(found) - 3), "files", "files", "files"]
+    assert [len(part.items) for part in found[-3:]] == [10, 10, 4]
+    names = [open_part(part)[0].key(i) for part in found[:-3] for i in range(len(open_part(part)[0]))]
     assert len(names) == len(set(names)) == 25, "the pieces of a shard hold each image once"
     files = sorted((shapes / "test" / "down").iterdir())
     (tmp_path / "list.txt").write_text("\n".join(map(str, files)) + "\n\n")
@@ -167,6 +182,118 @@ def test_min_confidence_leaves_the_label_empty(make_run: MakeRun, shards: Path, 
     assert {row["label"] for row in rows} == {None} and all(row["guess"] for row in rows)
 
 
+@pytest.fixture(scope="module")
+def answered(make_run: MakeRun, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that `predict --out FILE` can be asked for, from shards."""
+    out = tmp_path_factory.mktemp("answered")
+    app(
+        ["predict", str(make_run()), str(shards), "--out", str(out / "out"), "--coverage", "0.4", "--top", "2",
+         "--sort-into", str(out / "sorted"), "--embeddings", str(out / "features.parquet"), "--table", "csv",
+         "--jobs", "1", "--device", "cpu"],
+        standalone_mode=False,
+    )  # fmt: skip
+    return out
+
+
+def test_coverage_is_that_of_all_parts(answered: Path, make_run: MakeRun, shapes: Path) -> None:
+    """The labels of `predict.abstain`, which has all images at once."""
+    rows = rows_in(answered / "out")
+    assert list(rows[0]) == [
+        "path", "label", "confidence", "label2", "confidence2", "guess", "error", "embedding",
+    ]  # fmt: skip
+    read = [row for row in rows if row["error"] is None]
+    found = Predictions(["path", "label", "confidence"], [[r["path"], r["guess"], r["confidence"]] for r in read])
+    assert abstain(found, coverage=0.4) == 10
+    assert [row["label"] for row in read] == [row[1] for row in found.rows]
+    totals = json.loads((answered / "out" / "predictions.json").read_text())["finished"]
+    assert totals == {"images": 24, "labeled": 10, "broken": 1}
+
+
+@pytest.mark.parametrize(
+    ("coverage", "min_confidence"), [(0.0, None), (0.5, None), (0.5, 0.7), (1.0, 0.7), (1.0, None), (0.34, None)]
+)
+def test_ties_are_kept_in_order(coverage: float, min_confidence: float | None, tmp_path: Path) -> None:
+    settings = worker.Settings("", None, "cpu", "fp32", 1, min_confidence, coverage, False, "", 1)
+    confidences = np.array([0.9, 0.5, 0.7, 0.7, 0.7, 0.3, 0.7, 1.0, 0.0])
+    for number, some in enumerate(np.split(confidences, 3)):
+        labels = np.where(some == 0.3, -1, 0).astype(np.int32)[:, None]  # one is broken
+        errors: list[str | None] = ["broken" if c == 0.3 else None for c in some]
+        answers = worker.Answers(labels, some[:, None], errors, None)
+        keys = [str(c) for c in some]
+        worker.write_table(worker.part_table(["a"], settings, keys, answers, []), folder.part_file(tmp_path, number))
+    finish.apply_coverage(tmp_path, 3, coverage, min_confidence or 0.0)
+    found = Predictions(["path", "label", "confidence"], [["", "a", c] for c in confidences if c != 0.3])
+    abstain(found, min_confidence, coverage)
+    rows = [row for row in rows_in(tmp_path) if row["confidence"] is not None]
+    assert [row["label"] for row in rows] == [row[1] for row in found.rows]
+    once = content(tmp_path)
+    finish.apply_coverage(tmp_path, 3, coverage, min_confidence or 0.0)
+    assert content(tmp_path) == once
+
+
+def test_interrupted_coverage_goes_on(answered: Path, make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+    """One part lost, one computed but not yet labeled: the same bytes at the end, features and table too."""
+    out = Path(shutil.copytree(answered / "out", tmp_path / "out"))
+    (out / "part-00000.parquet").unlink()
+    table = folder.read_part(out / "part-00002.parquet")
+    place = table.column_names.index("label")
+    worker.write_table(table.set_column(place, "label", table["guess"]), out / "part-00002.parquet")
+    predict_bulk(
+        make_run(), [shards], out, top=2, coverage=0.4, device="cpu", jobs=1,
+        results=Results(table="csv", embeddings=tmp_path / "features.parquet"),
+    )  # fmt: skip
+    assert content(out) == content(answered / "out")
+    assert (tmp_path / "features.parquet").read_bytes() == (answered / "features.parquet").read_bytes()
+
+
+def test_images_of_shards_are_sorted(answered: Path, shapes: Path, shards: Path) -> None:
+    rows = {row["path"]: row for row in rows_in(answered / "out")}
+    wanted = {}
+    for path, row in rows.items():
+        shard, name = path.removeprefix(f"{shards}/").split(".tar/")
+        if row["error"] is None:
+            wanted[f"{row['label'] or 'unsure'}/{shard}_{Path(name).name}"] = (shapes / "test" / name).read_bytes()
+    placed = answered / "sorted"
+    assert {str(p.relative_to(placed)): p.read_bytes() for p in placed.rglob("*.png")} == wanted
+
+
+def test_embeddings_of_all_parts(answered: Path, make_run: MakeRun, shapes: Path) -> None:
+    features = parquet.read_table(answered / "features.parquet").to_pydict()
+    files = [shapes / "test" / path.split(".tar/")[1] for path in features["path"]]
+    assert len(files) == 24
+    wanted = finessl.load(make_run(), device="cpu").embed(files)
+    np.testing.assert_allclose(np.array(features["embedding"], np.float32), wanted, rtol=0.05, atol=0.05)
+    rows = rows_in(answered / "out")
+    assert [row["path"] for row in rows if row["embedding"] is None] == [row["path"] for row in rows if row["error"]]
+
+
+def test_one_table_of_all_parts(answered: Path, make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+    parts_rows = rows_in(answered / "out", "path", "label", "guess", "error")
+    with open(answered / "out" / "all.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [{name: row[name] or None for name in ("path", "label", "guess", "error")} for row in rows] == parts_rows
+    out = Path(shutil.copytree(answered / "out", tmp_path / "out"))
+    for form in ("json", "jsonl", "parquet"):
+        rows_of = finish.all_rows(out, 3)
+        output.write_rows(out / f"all.{form}", finish.all_columns(out), rows_of)
+    listed = json.loads((out / "all.json").read_text())
+    assert listed == [json.loads(line) for line in (out / "all.jsonl").read_text().splitlines()]
+    assert listed == parquet.read_table(out / "all.parquet").to_pylist() and len(listed) == 25
+
+
+def test_full_disk_at_the_end_keeps_the_parts(
+    whole: Path, make_run: MakeRun, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
+    monkeypatch.setattr(output, "write_parquet", full)
+    with pytest.raises(FinesslError, match="all.parquet: No space left on device"):
+        predict_bulk(make_run(), [shards], out, top=2, device="cpu", jobs=1, results=Results(table="parquet"))
+    assert content(out) == content(whole)
+
+
 def test_other_settings_are_refused(whole: Path, make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
     with pytest.raises(FinesslError, match=r"other settings \(top\)"):
         predict_bulk(make_run(), [shards], whole, top=1, device="cpu")
@@ -181,7 +308,7 @@ def test_other_settings_are_refused(whole: Path, make_run: MakeRun, shards: Path
 
 
 def test_one_command_writes_to_a_folder(make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
-    with bulk.alone(tmp_path / "out"), pytest.raises(FinesslError, match="another command is writing"):
+    with folder.alone(tmp_path / "out"), pytest.raises(FinesslError, match="another command is writing"):
         predict_bulk(make_run(), [shards], tmp_path / "out", device="cpu", jobs=1)
     assert list(tmp_path.iterdir()) == []
 
@@ -213,7 +340,7 @@ def test_full_disk_is_one_sentence(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(bulk, "replacing", full)
+    monkeypatch.setattr(worker, "replacing", full)
     with pytest.raises(FinesslError, match="3 of 3 parts failed: .*No space left on device"):
         predict_bulk(make_run(), [shards], tmp_path / "out", device="cpu", jobs=1)
 
@@ -226,8 +353,13 @@ def test_command_line(make_run: MakeRun, shards: Path, tmp_path: Path, capsys: p
     )
     captured = capsys.readouterr()
     assert captured.out.endswith("out: 24 predictions in 3 parts\n") and "99.png" in captured.err
+    assert f"{shards}/0001.tar: 1 image could not be read" in captured.err
+    assert "1 image in 1 input could not be read" in captured.err
     for words, message in (
-        (["--out", "x", "--coverage", "0.5"], "--coverage needs all predictions"),
+        (["--out", "x", "--excel"], "add --table csv"),
+        (["--out", "x", "--table", "xlsx"], "choose csv, json, jsonl, parquet"),
+        (["--out", "x.csv", "--table", "csv"], "need --out DIR"),
+        (["--out", "x", "--sort-into", "y", "--link"], "can only be copied"),
         (["--out", "x.csv", "--jobs", "2"], "need --out DIR"),
         (["--out", "x.csv"], "need --out DIR"),
         (["--out", "x", "--engine", "spark"], "choose local or ray"),
@@ -237,14 +369,21 @@ def test_command_line(make_run: MakeRun, shards: Path, tmp_path: Path, capsys: p
 
 
 @pytest.mark.slow
-def test_ray_gives_the_same_files(whole: Path, make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+def test_two_ray_actors_give_the_files_of_one_process(
+    answered: Path, make_run: MakeRun, shards: Path, tmp_path: Path
+) -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'finessl[ray]'")
     ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    features = tmp_path / "features.parquet"
     try:
-        predict_bulk(make_run(), [shards], tmp_path / "out", top=2, device="cpu", engine="ray")
+        predict_bulk(
+            make_run(), [shards], tmp_path / "out", top=2, coverage=0.4, device="cpu", engine="ray", jobs=2,
+            results=Results(table="csv", embeddings=features),
+        )  # fmt: skip
     finally:
         ray.shutdown()
-    assert content(tmp_path / "out") == content(whole)
+    assert content(tmp_path / "out") == content(answered / "out")
+    assert features.read_bytes() == (answered / "features.parquet").read_bytes()
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "flipped", "other"])
@@ -291,4 +430,4 @@ def test_text_in_the_image_column_names_no_file(shapes: Path, tmp_path: Path) ->
     file = next((shapes / "test" / "across").iterdir())
     parquet.write_table(pyarrow.table({"image": ["", str(file)]}), tmp_path / "images.parquet")
     with pytest.raises(FinesslError, match="should hold the bytes"):
-        bulk.row_group(tmp_path / "images.parquet", 0)
+        parts.row_group(tmp_path / "images.parquet", 0)

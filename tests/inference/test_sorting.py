@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from finessl.errors import FinesslError
-from finessl.inference.sorting import check_target, folder_names, sort_into
+from finessl.inference.sorting import Packed, check_target, folder_names, sort_into
 
 
-def write(path: Path, content: str) -> str:
+def write(path: Path, content: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
-    return str(path)
+    return path
 
 
 def test_equal_names_get_numbers(tmp_path: Path) -> None:
     files = [write(tmp_path / folder / "a.jpg", text) for folder, text in (("x", "1"), ("y", "2"), ("z", "1"))]
     write(tmp_path / "out" / "cat" / "a.jpg", "mine")
-    rows: list[tuple[str, str | None]] = [(file, "cat") for file in files]
+    rows = [(file, "cat") for file in files]
     assert sort_into(tmp_path / "out", rows, ["cat"]) == 3
     assert {p.name: p.read_text() for p in (tmp_path / "out" / "cat").iterdir()} == {
         "a.jpg": "mine", "a_2.jpg": "1", "a_3.jpg": "2", "a_4.jpg": "1",
@@ -47,4 +47,13 @@ def test_a_link_to_itself_is_no_place(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     check_target(tmp_path / "loop" / "x", [tmp_path / "images"])
     with pytest.raises(FinesslError, match="cannot write"):
-        sort_into(tmp_path / "loop" / "x", [("a.png", "ant")], ["ant"])
+        sort_into(tmp_path / "loop" / "x", [(Path("a.png"), "ant")], ["ant"])
+
+
+def test_images_inside_shards(tmp_path: Path) -> None:
+    rows = [(Packed("0_a.jpg", b"1"), "cat"), (Packed("0_a.jpg", b"2"), "cat"), (Packed("0_b.jpg", b"3"), None)]
+    assert sort_into(tmp_path / "out", rows, ["cat"]) == 3
+    (tmp_path / "out" / "cat" / ".0_a_2.jpg.partial").write_bytes(b"")  # left by an interrupted command
+    assert sort_into(tmp_path / "out", rows, ["cat"]) == 0
+    found = {str(path.relative_to(tmp_path / "out")): path.read_bytes() for path in tmp_path.rglob("*.jpg")}
+    assert found == {"cat/0_a.jpg": b"1", "cat/0_a_2.jpg": b"2", "unsure/0_b.jpg": b"3"}
