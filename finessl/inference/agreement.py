@@ -12,6 +12,7 @@ import numpy as np
 from finessl.data.images import Images
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
+from finessl.inference.audit import opened
 from finessl.inference.evaluate import reader, run_folder
 from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import open_source
@@ -77,13 +78,13 @@ def batches(pixels: np.ndarray) -> Iterator[np.ndarray]:
         yield pixels[first : first + BATCH]
 
 
-def real_images(run: str | Path, size: int, count: int = IMAGES, *, unlabeled: bool = False) -> tuple[np.ndarray, str]:
+def real_images(run: str | Path, size: int, count: int = IMAGES) -> tuple[np.ndarray, str]:
     """Up to `count` images [n, S, S, 3], spread over the run's test images (or its training images, where there is no
-    test set or with `unlabeled`), or over the sample where the run's data cannot be read; and their name."""
+    test set), or over the sample where the run's data cannot be read; and their name."""
     try:
         recipe = RunDirectory(run_folder(run)).recipe()
         dataset, name = open_source(recipe), recipe.data.source
-        images, part = (dataset.train, "training") if unlabeled or dataset.test is None else (dataset.test, "test")
+        images, part = (dataset.train, "training") if dataset.test is None else (dataset.test, "test")
         pixels = read_some(images, size, count)
         if len(pixels):
             return pixels, f"{part} images of {name}"
@@ -91,11 +92,24 @@ def real_images(run: str | Path, size: int, count: int = IMAGES, *, unlabeled: b
         pass
     sample = open_dataset("sample")
     assert sample.test is not None
-    return read_some(sample.train if unlabeled else sample.test, size, count), "images of the sample"
+    return read_some(sample.test, size, count), "images of the sample"
+
+
+def unlabeled_images(run: str | Path, size: int, count: int) -> tuple[np.ndarray, str]:
+    """Up to `count` images [n, S, S, 3], spread over those that the run was trained on without their labels, and their
+    name; never test images, nor images whose labels were used."""
+    recipe = RunDirectory(run_folder(run)).recipe()
+    dataset, split = opened(run_folder(run))
+    pixels = read_some(dataset.train.take(np.setdiff1d(split.unlabeled, split.labeled)), size, count)
+    if not len(pixels):
+        raise FinesslError(f"{run} has no unlabeled image that can be read.")
+    return pixels, f"unlabeled images of {recipe.data.source}"
 
 
 def read_some(images: Images, size: int, count: int) -> np.ndarray:
     """`count` images at even distances, without those that cannot be read."""
+    if not len(images):
+        return np.empty((0, size, size, 3), np.uint8)
     read = reader(images, size)
     positions = np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).astype(np.int64))
     found = [image for i in positions.tolist() if isinstance(image := read(i), np.ndarray)]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from finessl.errors import FinesslError
-from finessl.inference.agreement import Logits, real_images
+from finessl.inference.agreement import Logits, unlabeled_images
 from finessl.inference.classifier import Classifier
 from finessl.inference.export import Options, copy_script, describe
 from finessl.inference.graph import INPUT, OUTPUTS, ClassifierGraph, trace
@@ -53,12 +53,21 @@ def write(classifier: Classifier, folder: Path, options: Options) -> tuple[Logit
         model = to_fp16(model)
     save(model, file, classifier)
     if options.precision == "int8":
-        pixels, source = real_images(options.run, size, CALIBRATION_IMAGES, unlabeled=True)
+        pixels, source = calibration_images(options.run, size)
         quantize(file, pixels)
         facts["calibration"] = {"images": len(pixels), "source": source}
     copy_script("predict_onnx.py", folder)
     session = open_session(file)
     return lambda batch: session.run(["logits"], {INPUT: batch})[0], facts
+
+
+def calibration_images(run: Path, size: int) -> tuple[np.ndarray, str]:
+    try:
+        return unlabeled_images(run, size, CALIBRATION_IMAGES)
+    except (FinesslError, OSError) as error:
+        raise FinesslError(
+            f"--precision int8 is calibrated on the run's unlabeled images. {error} Use --precision fp16 or fp32."
+        ) from error
 
 
 def check_opset(opset: int | None) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import timm
+import torch
 from safetensors.torch import save_file
 
 import finessl
@@ -20,7 +21,9 @@ MakeRun = Callable[..., Path]
 def small_backbone(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A transformer of two blocks with random weights, as a folder of timm's."""
     folder = tmp_path_factory.mktemp("backbone")
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **ARGUMENTS)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **ARGUMENTS)
     save_file(model.state_dict(), folder / "model.safetensors")
     config = {
         "num_classes": 0,

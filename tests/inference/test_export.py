@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -21,9 +22,12 @@ from finessl.cli import app
 from finessl.data.images import decode
 from finessl.errors import FinesslError
 from finessl.inference import export as exporting
-from finessl.inference.agreement import Agreement, Gate
+from finessl.inference.agreement import Agreement, Gate, unlabeled_images
+from finessl.inference.audit import audit_run, opened, sample_images
 from finessl.inference.classifier import squash
 from finessl.inference.export import export_run
+from finessl.inference.export_onnx import calibration_images
+from finessl.inference.metrics import softmax
 from finessl.inference.onnx_session import OnnxClassifier, open_session
 
 from .conftest import MakeRun
@@ -85,8 +89,7 @@ def test_onnx_answers_like_its_run(onnx_folder: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(probabilities, classifier.predict_proba(files), atol=1e-5)
     np.testing.assert_allclose(embedding, classifier.embed(files), atol=1e-4)
     np.testing.assert_allclose(OnnxClassifier(onnx_folder).predict_proba(files), probabilities, atol=1e-6)
-    hot = torch.from_numpy(logits).softmax(1).numpy()
-    assert np.abs(hot - probabilities).max() > 1e-3, "the temperature is applied"
+    np.testing.assert_allclose(probabilities, softmax(logits / 2.0), atol=1e-6, err_msg="the temperature is applied")
 
 
 def test_onnx_takes_any_batch(onnx_folder: Path) -> None:
@@ -114,7 +117,8 @@ def test_script_needs_no_finessl(onnx_folder: Path, shapes: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{image}\t")
-    assert len((onnx_folder / "predict.py").read_text().splitlines()) <= 50
+    for name in ("predict_onnx.py", "predict_pt2.py"):
+        assert len((Path(exporting.__file__).parent / "scripts" / name).read_text().splitlines()) <= 30
 
 
 def test_pt2_answers_like_its_run(make_run: MakeRun, tmp_path: Path) -> None:
@@ -146,19 +150,29 @@ def test_timm_loads_the_merged_model(tuning: str, make_run: MakeRun, shapes: Pat
     assert card.startswith("---\ntags:\n") and "library_name: timm" in card
 
 
-def test_timm_logits_are_calibrated(make_run: MakeRun, shapes: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(make_run(), run)
-    file = run / "classifier" / "classifier.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "temperature": 2.0}))
-    assert export_run(run, tmp_path / "timm", format="timm").agreement == 1.0
+def test_audited_temperature_is_in_every_export(make_run: MakeRun, shapes: Path, tmp_path: Path) -> None:
+    """`finessl audit` fits it on judged images; the answers of every format are calibrated by it."""
+    run = Path(shutil.copytree(make_run(), tmp_path / "run"))
+    paths, _ = sample_images(run, 40)
+    rows = [f"{path},{Path(path).parent.name}" for path in paths]
+    (tmp_path / "audit.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    audit = audit_run(run, tmp_path / "audit.csv", device="cpu")
+    temperature = audit["temperature"]
+    assert abs(temperature - 1) > 0.01
+    image = shapes / "test" / "down" / "00.png"
     classifier = finessl.load(run, device="cpu", precision="fp32")
+    wanted = softmax(classifier.logits(image) / temperature)
+    np.testing.assert_allclose(classifier.predict_proba(image), wanted, atol=1e-6)
+    for kind in ("onnx", "pt2", "timm"):
+        export_run(run, tmp_path / kind, format=kind)
+        assert json.loads((tmp_path / kind / "export.json").read_text())["temperature"] == temperature
+    for kind in ("onnx", "pt2"):
+        np.testing.assert_allclose(load_script(tmp_path / kind).predict([image])[0], wanted, atol=1e-5, err_msg=kind)
     model = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-    image = shapes / "test" / "down" / "00.png"
     with torch.no_grad():
-        probabilities = model(transform(Image.open(image).convert("RGB")).unsqueeze(0)).softmax(1).numpy()
-    np.testing.assert_allclose(probabilities, classifier.predict_proba(image), atol=1e-5)
+        given = model(transform(Image.open(image).convert("RGB")).unsqueeze(0)).softmax(1).numpy()
+    np.testing.assert_allclose(given, wanted, atol=1e-5, err_msg="timm")
 
 
 @pytest.mark.parametrize(
@@ -239,6 +253,22 @@ def test_gate() -> None:
     assert not Agreement(10, "", 1e-2, 1.0).passes(gate)
     assert not Agreement(10, "", 0.0, 0.9).passes(gate)
     assert not Agreement(10, "", float("nan"), 1.0).passes(gate)
+
+
+def test_int8_is_calibrated_on_unlabeled_images_alone(make_run: MakeRun, tmp_path: Path) -> None:
+    """Neither test images nor images whose labels were used; a run without unlabeled images is refused."""
+    run = Path(shutil.copytree(make_run(), tmp_path / "run"))
+    dataset, split = opened(run)
+    pool = np.setdiff1d(split.unlabeled, split.labeled)
+    pixels, source = unlabeled_images(run, 32, 1000)
+    np.testing.assert_array_equal(pixels, [squash(dataset.train.read(int(i), square=32), 32) for i in pool])
+    assert source.startswith("unlabeled images of") and len(split.labeled) and len(pixels) == len(pool)
+    dataclasses.replace(split, unlabeled=split.labeled).save(run / "split.json")
+    with pytest.raises(FinesslError, match="calibrated on the run's unlabeled images.*no unlabeled image"):
+        calibration_images(run, 32)
+    (run / "split.json").unlink()
+    with pytest.raises(FinesslError, match="calibrated on the run's unlabeled images.*split.json"):
+        calibration_images(run, 32)
 
 
 @pytest.mark.slow

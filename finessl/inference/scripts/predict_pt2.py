@@ -1,48 +1,30 @@
 """Classes of image files with model.pt2: python predict.py IMAGE…   (needs numpy, pillow and torch)"""
-
-import json
-import sys
+import json, sys
 from pathlib import Path
-
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-extra = {"finessl.json": ""}
-model = torch.export.load(Path(__file__).with_name("model.pt2"), extra_files=extra).module()
-about = json.loads(extra["finessl.json"])
-SIZE, BILINEAR = about["image_size"], Image.Resampling.BILINEAR
+model = torch.export.load(Path(__file__).with_name("model.pt2"), extra_files=(extra := {"finessl.json": ""})).module()
+size = (about := json.loads(extra["finessl.json"]))["image_size"]
 
+def squash(image, box):  # across, then down: Pillow 13 and later would round some tall images differently
+    across = image.resize((size, image.height), Image.Resampling.BILINEAR, (box[0], 0, box[2], image.height))
+    return across.resize((size, size), Image.Resampling.BILINEAR, (0, box[1], size, box[3]))
 
-def squash(image, box=None):
-    """Across, then down: Pillow 13 and later would round some tall images differently."""
-    left, top, right, bottom = box or (0, 0, *image.size)
-    across = image.resize((SIZE, image.height), BILINEAR, (left, 0, right, image.height))
-    return across.resize((SIZE, SIZE), BILINEAR, (0, top, SIZE, bottom))
-
-
-def read(path):
-    """uint8 [SIZE, SIZE, 3]: upright, on white, squashed to a square; a large JPEG is first reduced by its decoder."""
+def read(path):  # uint8 [size, size, 3]: upright, on white; a large JPEG is first reduced by its decoder
     with Image.open(path) as file:
-        stored, draft = file.size, file.draft(None, (2 * SIZE, 2 * SIZE))
-        reduced = squash(file, draft[1]) if draft and file.size != stored else file
-        image = ImageOps.exif_transpose(reduced)
-    if image.mode.startswith("I;16"):
-        values = np.asarray(image)
-        image = Image.fromarray((values >> (8 if values.max() > 4095 else 4)).astype(np.uint8))  # 16 or 12 bits
+        stored, draft = file.size, file.draft(None, (2 * size, 2 * size))
+        image = ImageOps.exif_transpose(squash(file, draft[1]) if draft and file.size != stored else file)
+    if image.mode.startswith("I;16"):  # the highest 8 of 16 bits, or of 12 where all values fit in these
+        image = Image.fromarray((np.asarray(image) >> (8 if image.getextrema()[1] > 4095 else 4)).astype(np.uint8))
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return np.asarray(squash(image.convert("RGB")))
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return np.asarray(squash(image.convert("RGB"), (0, 0, *image.size)))
 
+def predict(paths):  # probabilities [n, classes], logits [n, classes], embedding [n, dim]
+    return [output.detach().numpy() for output in model(torch.from_numpy(np.stack([read(path) for path in paths])))]
 
-@torch.no_grad()
-def predict(paths):
-    """probabilities [n, classes], logits [n, classes], embedding [n, dim]"""
-    return [output.numpy() for output in model(torch.from_numpy(np.stack([read(path) for path in paths])))]
-
-
-if __name__ == "__main__":
-    for path in sys.argv[1:]:
-        probabilities = predict([path])[0][0]
-        print(path, about["classes"][probabilities.argmax()], f"{probabilities.max():.4f}", sep="\t")
+for path in sys.argv[1:] if __name__ == "__main__" else []:
+    probabilities = predict([path])[0][0]
+    print(path, about["classes"][probabilities.argmax()], f"{probabilities.max():.4f}", sep="\t")
