@@ -42,9 +42,10 @@ def serve(
     import secrets
 
     from finessl.errors import FinesslError
-    from finessl.inference.serve import Limits, Service, bind, is_loopback, open_classifier
+    from finessl.inference.serve import Limits, Service, open_classifier
     from finessl.inference.serve import serve as run_server
     from finessl.registry import plugins
+    from finessl.runtime.network import bind, is_loopback
 
     local = is_loopback(host)
     if token == "":

@@ -33,16 +33,15 @@ def studio(
     """
     import webbrowser
 
-    from finessl.inference.serve import bind
-    from finessl.models.backbones import candidate_backbones
+    from finessl.runtime.network import bind
     from finessl.studio.project import open_project
     from finessl.studio.server import Access, serve
     from finessl.studio.session import opened
 
-    (name, file), *_ = candidate_backbones(backbone, named_files(weights or []))
+    files = named_files(weights or [])
     project = open_project(data, out, run)
     listener = bind(host, port)
-    with opened(project, name, file, device) as session:
+    with opened(project, backbone, files, device) as session:
         number = listener.getsockname()[1]
         access = Access(host, number)
         shown = f"[{host}]" if ":" in host else host

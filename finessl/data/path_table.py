@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,13 @@ class PathTable:
         name = os.fsdecode(self.names[self.offsets[i] : self.offsets[i + 1]].tobytes())
         folder = self.folders[self.folder_of[i]]
         return f"{folder}/{name}" if folder else name
+
+    def __iter__(self) -> Iterator[str]:
+        """All paths, several times faster than one by one."""
+        names, prefixes = self.names.tobytes(), [f"{folder}/" if folder else "" for folder in self.folders]
+        offsets = self.offsets.tolist()
+        for i, folder in enumerate(self.folder_of.tolist()):
+            yield prefixes[folder] + os.fsdecode(names[offsets[i] : offsets[i + 1]])
 
     def take(self, indices: np.ndarray) -> PathTable:
         """The paths at these positions; a run of neighbours shares the memory of this table."""

@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
-import re
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +27,7 @@ from finessl.errors import FinesslError
 from finessl.inference.classifier import Classifier, load, squash
 from finessl.inference.onnx_session import OnnxClassifier
 from finessl.runtime.machine import usable_cores
+from finessl.runtime.network import HOST, is_loopback
 
 try:
     from starlette.applications import Starlette
@@ -41,7 +40,6 @@ try:
 except ImportError as error:
     raise FinesslError(f"finessl serve needs {error.name}: pip install 'finessl[serve]'.") from error
 
-HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(?::[0-9]+)?")  # name or [IPv6 address], port
 Predict = Callable[[list[np.ndarray]], np.ndarray]
 
 
@@ -269,13 +267,6 @@ async def show_failure(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": "the prediction failed; the server's log says why."}, 500)
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
 def open_classifier(
     path: str | Path, *, weights: str | None = None, device: str = "auto", provider: str | None = None
 ) -> Classifier | OnnxClassifier:
@@ -285,21 +276,6 @@ def open_classifier(
     if provider is not None:
         raise FinesslError(f"--provider is for onnx exports; {path} holds no model.onnx.")
     return load(path, weights=weights, device=device)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        reason = getattr(error, "strerror", None) or error
-        raise FinesslError(
-            f"cannot listen on {host} port {port}: {reason}. Choose another --port or --host."
-        ) from error
-    return listener
 
 
 def serve(service: Service, listener: socket.socket) -> None:

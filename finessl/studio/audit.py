@@ -11,7 +11,6 @@ import numpy as np
 
 from finessl.data.dataset import readable
 from finessl.errors import FinesslError
-from finessl.inference.audit import estimate
 from finessl.studio.events import NONE, UNLABELED, Labels
 from finessl.studio.suggest import Suggestions
 
@@ -43,6 +42,8 @@ class Auditor:
         none = {"kind": None, "value": None, "low": None, "high": None, "n": len(images), "how": "No image is audited."}
         if answer is None or not len(images):
             return none
+        from finessl.inference.audit import estimate  # imports torch, which the suggestions have done by now
+
         best = np.array([labels.resolve(int(k)) for k in answer.best[images]])
         right = best == judged[images]
         value, interval, method = estimate(right, answer.confidence[images], answer.confidence[others])

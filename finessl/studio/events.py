@@ -13,6 +13,7 @@ An action is on the disk before `Labels` reports it. A line that a crash has cut
 from __future__ import annotations
 
 import datetime
+import functools
 import getpass
 import json
 import os
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from finessl.data.dataset import is_text
-from finessl.data.images import Images
+from finessl.data.images import FileImages
 from finessl.errors import FinesslError
 from finessl.runtime.files import DamagedFile, reading, writing
 
@@ -50,9 +51,8 @@ class Change:
 class Labels:
     """The state that the events lead to. Thread-safe; `lock` keeps several reads consistent."""
 
-    def __init__(self, folder: Path, images: Images) -> None:
+    def __init__(self, folder: Path, images: FileImages) -> None:
         self.path, self.images = folder / FILE, images
-        self.position = {images.key(i): i for i in range(len(images))}
         self.lock = threading.RLock()
         self.names: list[str] = []  # by class id; "" where the class was merged into another
         self.merged: dict[int, int] = {}
@@ -70,6 +70,11 @@ class Labels:
 
     def close(self) -> None:
         self.file.close()
+
+    @functools.cached_property
+    def position(self) -> dict[str, int]:
+        """By path; made when the first event is read."""
+        return {path: i for i, path in enumerate(self.images.paths)}
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

@@ -120,9 +120,8 @@ class Exports:
             write_atomically(table, training_table(self.labels))
         else:
             write_labels(self.labels, table)
-        quick(
-            Recipe.read(None, source), out, [(self.trainer.backbone, self.trainer.weights)], device=self.trainer.device
-        )
+        encoding = self.trainer.encoding
+        quick(Recipe.read(None, source), out, [(encoding.backbone or "", encoding.weights)], device=encoding.device)
         return out
 
     def write_classifier(self, format: str) -> tuple[Path, str]:
@@ -131,7 +130,7 @@ class Exports:
         if format not in CLASSIFIERS:
             raise FinesslError(f"format should be {', '.join(CLASSIFIERS)}.")
         run, path = self.run(), self.new(format)
-        export_run(run, path, format=format, weights=self.trainer.weights)
+        export_run(run, path, format=format, weights=self.trainer.encoding.weights)
         return path, shlex.join(["finessl", "export", str(run), "--format", format, "--out", str(path)])
 
     def write_report(self) -> tuple[Path, str]:

@@ -117,6 +117,5 @@ class Grid:
 
     def lower_names(self) -> list[str]:
         if self.names is None:
-            images = self.labels.images
-            self.names = [readable(images.key(i)).lower() for i in range(len(images))]
+            self.names = [readable(path).lower() for path in self.labels.images.paths]
         return self.names

@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
-from finessl.analysis.estimate import cross_validated, familiar
 from finessl.data.dataset import readable
 from finessl.errors import FinesslError
-from finessl.frozen.choose import SOLVERS
-from finessl.frozen.solvers import SCALE
-from finessl.inference.metrics import softmax
 from finessl.studio.events import UNLABELED, Labels
-from finessl.studio.suggest import Answer, Suggestions, targets
+from finessl.studio.suggest import Answer, Suggestions
 
 KINDS = ("doubtful", "disagree", "none", "confused")
 MOST = 100  # items per kind
@@ -48,12 +43,16 @@ class Review:
 
     def labeled(self, answer: Answer, label: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows, unit features and columns of the labeled images."""
-        y, _ = targets(answer.encoded, label)
-        rows = np.flatnonzero(y.numpy() >= 0)
-        return rows, answer.encoded.pile.x[torch.from_numpy(rows)].numpy().astype(np.float64), y.numpy()[rows]
+        y = label[answer.encoded.ids]
+        rows = np.flatnonzero(np.isin(y, answer.classes))
+        return rows, answer.encoded.x[rows].astype(np.float64), np.searchsorted(answer.classes, y[rows])
 
     def doubtful(self, answer: Answer, label: np.ndarray) -> list[Item]:
         """Labels that the other labels, without this one, would call something else."""
+        from finessl.analysis.estimate import cross_validated
+        from finessl.frozen.solvers import SCALE
+        from finessl.inference.metrics import softmax
+
         rows, x, y = self.labeled(answer, label)
         counts = np.bincount(y)
         if counts.max(initial=0) < 2:
@@ -72,6 +71,9 @@ class Review:
 
     def disagree(self, answer: Answer, label: np.ndarray) -> list[Item]:
         """Unlabeled images on which two solvers are sure of different classes."""
+        from finessl.frozen.choose import SOLVERS
+        from finessl.studio.solve import targets
+
         encoded = answer.encoded
         y, classes = targets(encoded, label)
         if not np.array_equal(classes, answer.classes):
@@ -94,11 +96,15 @@ class Review:
 
     def strange(self, answer: Answer, label: np.ndarray) -> list[Item]:
         """Unlabeled images that are unlike every class, the strangest first."""
+        from finessl.analysis.estimate import familiar
+
         rows, x, y = self.labeled(answer, label)
+        if not len(rows):
+            return []
         encoded = answer.encoded
         free = np.flatnonzero((label[encoded.ids] == UNLABELED) & (self.labels.judged[encoded.ids] == UNLABELED))
         several = np.bincount(y)[y] > 1
-        u = encoded.pile.x[torch.from_numpy(free)].numpy()
+        u = encoded.x[free]
         familiarity, threshold = familiar(x, y, u, several, int(y.max()) + 1)
         order = np.argsort(familiarity, kind="stable")
         if threshold is not None:

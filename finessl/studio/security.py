@@ -20,7 +20,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from finessl.inference.serve import HOST, is_loopback
+from finessl.runtime.network import HOST, is_loopback
 
 LARGEST_BODY = 2 << 20  # bytes
 SAFE_METHODS = ("GET", "HEAD")

@@ -23,10 +23,13 @@ from finessl.studio.thumbnails import Thumbnails
 from finessl.studio.training import Trainer
 
 WRITES = 0.5  # seconds between two writings of labels.csv
+PAINT = 1.0  # seconds for the page to appear before torch is imported, which stops all other threads for a while
 
 
 class Studio:
-    def __init__(self, project: Project, backbone: str, weights: str | None, device: str = "auto") -> None:
+    def __init__(
+        self, project: Project, backbone: str = "auto", files: dict[str, str] | None = None, device: str = "auto"
+    ) -> None:
         self.project, self.images = project, project.images
         self.labels = Labels(project.folder, project.images)
         if not self.labels.names:
@@ -36,8 +39,8 @@ class Studio:
         self.version, self.lock = 0, threading.Lock()
         self.thumbnails = Thumbnails(project.folder, project.images)
         self.suggestions = Suggestions(self.labels, self.touch)
-        self.encoding = Encoding(project.images, backbone, weights, device)
-        self.trainer = Trainer(project, self.labels, backbone, weights, device)
+        self.encoding = Encoding(project.images, backbone, files, device)
+        self.trainer = Trainer(project, self.labels, self.encoding)
         self.grid = Grid(self.labels, self.suggestions)
         self.review = Review(self.labels, self.suggestions)
         self.audit = Auditor(self.labels, self.suggestions)
@@ -49,7 +52,7 @@ class Studio:
     def start(self) -> None:
         self.suggestions.start()
         work = {
-            "encode": lambda: self.encoding.run(self.suggestions.publish, self.stop),
+            "encode": self._encode,
             "write labels": self._write_labels,
             "thumbnails": self._build_thumbnails,
         }
@@ -91,7 +94,12 @@ class Studio:
             projects.write_labels(self.labels, self.project.labels_file)
             self.written = action
 
+    def _encode(self) -> None:
+        if not self.stop.wait(PAINT):
+            self.encoding.run(self.suggestions.publish, self.stop)
+
     def _build_thumbnails(self) -> None:
+        self.stop.wait(PAINT)
         for _ in self.thumbnails.build(self.stop):
             pass
 
@@ -128,8 +136,8 @@ class Studio:
                 "done": encoding.done,
                 "total": encoding.total,
                 "seconds_left": None if left is None else round(left, 1),
-                "backbone": encoding.backbone,
-                "error": encoding.error,
+                "backbone": encoding.backbone or "",
+                "error": encoding.error or self.suggestions.error,
             },
             "accuracy": self.accuracy(),
             "labels": total,
@@ -241,10 +249,12 @@ class Studio:
 
 
 @contextmanager
-def opened(project: Project, backbone: str, weights: str | None, device: str = "auto") -> Iterator[Studio]:
+def opened(
+    project: Project, backbone: str = "auto", files: dict[str, str] | None = None, device: str = "auto"
+) -> Iterator[Studio]:
     """A running studio; a second one on the same folder is refused."""
     with projects.held(project):
-        studio = Studio(project, backbone, weights, device)
+        studio = Studio(project, backbone, files, device)
         studio.start()
         try:
             yield studio

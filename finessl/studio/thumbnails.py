@@ -1,7 +1,8 @@
 """Previews of images as JPEG, kept in one file: 10⁵ small files would be slow to write, copy and delete.
 
 FOLDER/thumbnails/data    JPEGs, one after another
-FOLDER/thumbnails/index   one record per JPEG: digest of the image's name and size, place, length, checksum
+FOLDER/thumbnails/index   one record per JPEG: image, digest of the image's name and size, place, length, checksum
+FOLDER/thumbnails/images  fingerprint of the images that the numbers in the index mean
 
 A record is written after its data, and a JPEG whose checksum does not hold is made again.
 """
@@ -24,13 +25,13 @@ import numpy as np
 from PIL import Image
 
 from finessl.data.images import FileImages, ImageError, opened, to_rgb
-from finessl.runtime.files import writing
+from finessl.runtime.files import write_atomically, writing
 from finessl.runtime.machine import usable_cores
 
 THUMBNAIL, LARGE = 256, 1600  # pixels of the longest side
 QUALITY = {THUMBNAIL: 80, LARGE: 88}
 RECENT = 64  # large images that are kept in memory
-RECORD = np.dtype([("key", "S16"), ("start", "<i8"), ("length", "<i4"), ("crc", "<u4")])
+RECORD = np.dtype([("image", "<i4"), ("key", "V16"), ("start", "<i8"), ("length", "<i4"), ("crc", "<u4")])
 
 
 def preview(images: FileImages, i: int, longest: int) -> bytes:
@@ -56,7 +57,7 @@ class Thumbnails:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.data = open(self.folder / "data", "a+b", buffering=0)  # noqa: SIM115 - open until `close`
             self.index = open(self.folder / "index", "a+b", buffering=0)  # noqa: SIM115
-        self.start, self.length, self.crc = self._read()
+            self.start, self.length, self.crc = self._read()
 
     def close(self) -> None:
         with self.lock:
@@ -70,26 +71,33 @@ class Thumbnails:
     def _read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """start (−1: none yet), length and checksum of each image's preview."""
         count = len(self.images)
-        start, length = np.full(count, -1, np.int64), np.zeros(count, np.int32)
-        crc = np.zeros(count, np.uint32)
+        start, length, crc = np.full(count, -1, np.int64), np.zeros(count, np.int32), np.zeros(count, np.uint32)
         self.index.seek(0)
         content = self.index.read()
-        cut = len(content) % RECORD.itemsize
-        if cut:
+        if cut := len(content) % RECORD.itemsize:
             os.ftruncate(self.index.fileno(), len(content) - cut)
         records = np.frombuffer(content[: len(content) - cut], RECORD)
         self.end = os.fstat(self.data.fileno()).st_size
-        whole = (records["start"] >= 0) & (records["length"] > 0)
-        records = records[whole & (records["start"] + records["length"] <= self.end)]
-        if len(records):
-            order = np.argsort(records["key"], kind="stable")
-            known = records["key"][order]
-            wanted = np.array([self.digest(i) for i in range(count)], "S16")
-            at = np.searchsorted(known, wanted, side="right") - 1  # the newest of several
-            there = (at >= 0) & (known[at.clip(0)] == wanted)
-            found = records[order[at[there]]]
-            start[there], length[there], crc[there] = found["start"], found["length"], found["crc"]
+        whole = (records["start"] >= 0) & (records["length"] > 0) & (records["start"] + records["length"] <= self.end)
+        records = self._renumbered(records[whole])
+        records = records[(records["image"] >= 0) & (records["image"] < count)]
+        at = records["image"]
+        start[at], length[at], crc[at] = records["start"], records["length"], records["crc"]  # the newest of several
         return start, length, crc
+
+    def _renumbered(self, records: np.ndarray) -> np.ndarray:
+        """The records of the present images. Where files were added or removed, they are found by name and size."""
+        mark, identity = self.folder / "images", self.images.fingerprint()
+        if mark.is_file() and mark.read_bytes() == identity.encode():
+            return records
+        if len(records):
+            number = {self.digest(i): i for i in range(len(self.images))}
+            records = records.copy()
+            records["image"] = [number.get(key.tobytes(), -1) for key in records["key"]]
+            os.ftruncate(self.index.fileno(), 0)
+            self.index.write(records[records["image"] >= 0].tobytes())
+        write_atomically(mark, identity)
+        return records
 
     def get(self, i: int) -> bytes:
         """The thumbnail of an image, made where there is none yet."""
@@ -109,7 +117,7 @@ class Thumbnails:
         return content
 
     def _add(self, i: int, content: bytes) -> None:
-        record = np.array((self.digest(i), self.end, len(content), zlib.crc32(content)), RECORD)
+        record = np.array((i, self.digest(i), self.end, len(content), zlib.crc32(content)), RECORD)
         with self.lock:
             if self.data.closed:
                 return

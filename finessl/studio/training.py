@@ -26,6 +26,7 @@ from finessl.errors import FinesslError
 from finessl.runs.directory import RunDirectory
 from finessl.runtime.files import read_json, write_atomically, write_json, writing
 from finessl.studio.events import Labels
+from finessl.studio.features import Encoding
 from finessl.studio.project import Project, labels_csv, training_table
 
 POINTS = 400  # of a curve
@@ -51,13 +52,11 @@ class Started(TypedDict):
 
 
 class Trainer:
-    def __init__(self, project: Project, labels: Labels, backbone: str, weights: str | None, device: str) -> None:
-        self.project, self.labels = project, labels
-        self.backbone, self.weights, self.device = backbone, weights, device
+    def __init__(self, project: Project, labels: Labels, encoding: Encoding) -> None:
+        self.project, self.labels, self.encoding = project, labels, encoding
         self.folder = project.folder / "runs"
         self.file = self.folder / "training.json"
         self.process: subprocess.Popen[bytes] | None = None
-        self.rate: float | None = None  # images per second through the frozen backbone, once measured
         self.lock = threading.Lock()
         self.curve_cache: tuple[tuple[str, int], dict[str, list[Any]], int] | None = None
 
@@ -145,6 +144,8 @@ class Trainer:
             counts = self.labels.counts()
         if (counts > 0).sum() < 2:
             return "Training needs labels of two classes or more."
+        if not self.encoding.backbone:
+            return self.encoding.error or "The backbone is being loaded; try again in a moment."
         return None
 
     def plan(self, budget: float | None = None, steps: int | None = None) -> Plan:
@@ -154,13 +155,19 @@ class Trainer:
         why = "a number of steps that was asked for"
         if steps is None:
             steps, why = 500, "a first short run; the speed of this machine is not measured yet"
-        if self.rate:
-            per_step = 4 * 32 * 3 / self.rate  # images per step, forward and backward
+        if self.encoding.rate:
+            per_step = 4 * 32 * 3 / self.encoding.rate  # images per step, forward and backward
             if why.startswith("a first"):
                 steps = int(np.clip(budget / per_step, *STEPS))
                 why = f"fits {budget / 60:.0f} minutes on this machine"
             seconds = round(steps * per_step, 1)
-        return {"backbone": self.backbone, "tuning": "adaptformer", "steps": steps, "seconds": seconds, "why": why}
+        return {
+            "backbone": self.encoding.backbone or "",
+            "tuning": "adaptformer",
+            "steps": steps,
+            "seconds": seconds,
+            "why": why,
+        }
 
     # ---- actions ----------------------------------------------------------------------------------------------------
 
@@ -186,8 +193,8 @@ class Trainer:
                     write_atomically(labels, labels_csv(self.labels))
             command = [
                 "train", *data, "--out", str(run), "--backbone", plan["backbone"], "--tuning", plan["tuning"],
-                "--steps", str(plan["steps"]), "--checkpoint-seconds", "30", "--device", self.device,
-                *(["--weights", self.weights] if self.weights else []),
+                "--steps", str(plan["steps"]), "--checkpoint-seconds", "30", "--device", self.encoding.device,
+                *(["--weights", self.encoding.weights] if self.encoding.weights else []),
             ]  # fmt: skip
             self.launch(run, command, plan)
 

@@ -23,7 +23,8 @@ from starlette.testclient import TestClient  # noqa: E402
 import finessl  # noqa: E402
 from finessl.cli import app  # noqa: E402
 from finessl.errors import FinesslError  # noqa: E402
-from finessl.inference.serve import Batcher, Busy, Limits, Service, bind, is_loopback  # noqa: E402
+from finessl.inference.serve import Batcher, Busy, Limits, Service  # noqa: E402
+from finessl.runtime.network import bind, is_loopback  # noqa: E402
 
 from .conftest import MakeRun  # noqa: E402
 

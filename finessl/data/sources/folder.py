@@ -184,6 +184,8 @@ def by_table(
     """All images (but those of the test folder), with the labels that some paths have."""
     kept = ~inside(index, without) if without else np.ones(len(index.folders), bool)
     positions = np.flatnonzero(kept[index.paths.folder_of])
+    if not named:
+        return positions, np.full(len(positions), -1, np.int64), []
     where = {index.paths[i]: n for n, i in enumerate(positions.tolist())}
     missing = [path for path in named if path not in where]
     if missing:

@@ -1,0 +1,33 @@
+"""Addresses and ports of local servers."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+
+from finessl.errors import FinesslError
+
+HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(?::[0-9]+)?")  # name or [IPv6 address], port
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or error
+        raise FinesslError(
+            f"cannot listen on {host} port {port}: {reason}. Choose another --port or --host."
+        ) from error
+    return listener
