@@ -99,7 +99,7 @@ class Exports:
             raise FinesslError("nothing is labeled yet.")
         path = self.new("folders")
         classes = list(dict.fromkeys(name for _, name in chosen))
-        sort_into(path, ((str(images.path(int(i))), name) for i, name in chosen), classes)
+        sort_into(path, ((images.path(int(i)), name) for i, name in chosen), classes)
         return path, f"finessl train {shlex.quote(str(path))} --out RUN"
 
     def run(self) -> Path:

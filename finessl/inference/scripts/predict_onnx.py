@@ -17,7 +17,7 @@ def read(path):  # uint8 [size, size, 3]: upright, on white; a large JPEG is fir
         stored, draft = file.size, file.draft(None, (2 * size, 2 * size))
         image = ImageOps.exif_transpose(squash(file, draft[1]) if draft and file.size != stored else file)
     if image.mode.startswith("I;16"):  # the highest 8 of 16 bits, or of 12 where all values fit in these
-        image = Image.fromarray((np.asarray(image) >> (8 if image.getextrema()[1] > 4095 else 4)).astype(np.uint8))
+        image = Image.fromarray((np.asarray(image) >> (8 if np.asarray(image).max() > 4095 else 4)).astype(np.uint8))
     if image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return np.asarray(squash(image.convert("RGB"), (0, 0, *image.size)))
