@@ -94,7 +94,7 @@ def measure(
     batches = np.random.default_rng(0).choice(good, (FETCHES, batch))
     resident = build().to_device(device) if device.type == "cuda" else store  # as in training
     loader = Loader(
-        resident, np.zeros(len(store), np.int64), good, good, weak_view=WEAK["crop-flip"](size),
+        resident, np.zeros(len(good), np.int64), good, good, weak_view=WEAK["crop-flip"](size),
         strong_view=STRONG["randaugment"](size), mean=MEAN, std=STD, batch_size=batch, mu=1, seed=0, device=device,
         weak="no_grad", strong_views=strong_views,
     )  # fmt: skip

@@ -39,7 +39,7 @@ class Views:
 class Plan:
     """The random choices of a step, on the host."""
 
-    labeled: np.ndarray  # positions in the store, of the global batch
+    labels: np.ndarray  # of the global batch
     images: list[np.ndarray] = field(default_factory=list)  # positions of this process's views, group by group
     crops: list[Draws] = field(default_factory=list)
     distortions: list[Draws] = field(default_factory=list)
@@ -55,8 +55,8 @@ class Loader:
     def __init__(
         self,
         store: PixelStore,
-        labels: np.ndarray,  # of all images of the store; read for the labeled ones only
-        labeled: np.ndarray,
+        labels: np.ndarray,  # of the labeled images
+        labeled: np.ndarray,  # positions in the store
         unlabeled: np.ndarray,
         *,
         weak_view: Any,
@@ -69,7 +69,7 @@ class Loader:
         device: torch.device,
         weak: str | None,  # the method's wish: "no_grad", "grad" or None
         strong_views: int,
-        rows: Any = None,  # count → this process's slice of so many rows
+        rows: Any = None,  # count → this process's slice of the rows
         dtype: torch.dtype = torch.float32,  # what the encoder computes in
     ) -> None:
         self.store, self.labels, self.labeled, self.unlabeled = store, labels, labeled, unlabeled
@@ -94,7 +94,8 @@ class Loader:
         """All random choices of a step. Made for the global batch and cut to this process's rows, so that they do not
         depend on the number of processes."""
         rng = generator(self.seed, VIEWS, step)
-        plan = Plan(self.labeled[self.labeled_sampler.draw(step)])
+        drawn = self.labeled_sampler.draw(step)
+        plan = Plan(self.labels[drawn])
 
         def add(positions: np.ndarray, strong: bool = False) -> int:
             mine = self.rows(len(positions))
@@ -104,7 +105,7 @@ class Loader:
                 plan.distortions.append(take(self.strong_view.draw(rng, len(positions)), mine))
             return len(plan.images[-1])
 
-        plan.counts.append(add(plan.labeled))
+        plan.counts.append(add(self.labeled[drawn]))
         if self.uses_unlabeled:
             plan.index = self.pool[self.unlabeled_sampler.draw(step)]
             unlabeled = self.unlabeled[plan.index]
@@ -140,7 +141,7 @@ class Loader:
             weak = self.normalise(parts[1])
             parts, counts = [parts[0], *parts[2:]], [counts[0], *counts[2:]]
         trained = self.normalise(torch.cat(parts))
-        labels = upload(self.labels[plan.labeled], self.device)
+        labels = upload(plan.labels, self.device)
         index = None if plan.index is None else upload(plan.index, self.device)
         return Views(trained, counts, weak, labels, index, self.strong_views)
 
@@ -185,6 +186,7 @@ class Prefetcher:
             made = self.stream.record_event()
         self.ready |= {number: (view, made) for number, view in zip(wanted, views, strict=True)}
 
-    def forget(self) -> None:
-        """The pool has changed: what was prepared is of no use."""
+    def draw_from(self, pool: Tensor | None) -> None:
+        """Draw unlabeled images only from these positions of the unlabeled set (None: from all)."""
+        self.loader.draw_from(None if pool is None else pool.cpu().numpy())
         self.ready.clear()

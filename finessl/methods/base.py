@@ -84,14 +84,14 @@ class Method(nn.Module):
 
     def before_step(self, step: int) -> None:
         """Host-side schedule, called before the forward of each 0-based step: ramps, resets per epoch. Write it into
-        buffers: a recorded step reads those, and never again an attribute that is a Python number."""
+        buffers: a captured step reads those, and never again an attribute that is a Python number."""
 
     def forward(self, outputs: Outputs, batch: Batch) -> Result:
         raise NotImplementedError
 
     def phase(self, step: int) -> tuple[int, int]:
         """[first, last) step of the training that `step` belongs to, over which the learning rate runs its course.
-        One phase, the whole run, unless the method starts anew on the way (see `refresh`)."""
+        One phase, the whole run, unless the method re-initialises the network on the way (see `refresh`)."""
         return 0, self.task.steps
 
     def refresh_at(self, step: int) -> bool:
@@ -101,6 +101,11 @@ class Method(nn.Module):
     def refresh(self, probabilities: Tensor) -> bool:
         """Take these predictions [M, C]; True when the trained parameters must be initialised again."""
         return False
+
+    def class_statistics(self) -> dict[str, Tensor]:
+        """Name → [C] statistics of each class, for the diagnostics at an epoch's end: "pace" (class learning pace) and
+        "margin", where the method has them. Nothing is learned from them."""
+        return {}
 
     def pool(self) -> Tensor | None:
         """Positions of the unlabeled images to draw from (None: all of them)."""

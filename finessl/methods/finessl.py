@@ -172,6 +172,9 @@ class FineSSL(Method):
         empty = torch.full_like(margin, self.alpha if self.switches.pace_empty == "one" else 0.0)
         return torch.where(beta.max() > 0, margin, empty)
 
+    def class_statistics(self) -> dict[str, Tensor]:
+        return {"pace": self.pace.counts, "margin": self.margins(torch.float32)}
+
     def auxiliary(
         self, x: HeadOutputs, strong: HeadOutputs, labels: Tensor, p: Prediction, margin: Tensor | None
     ) -> tuple[Tensor, Tensor]:

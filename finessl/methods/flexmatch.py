@@ -11,6 +11,8 @@ images are selected, and with many classes almost every image passes (docs/resul
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from finessl.methods.base import Batch, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import Pace, consistency, cross_entropy, predict, result
 from finessl.registry.options import Probability, Weight
@@ -37,3 +39,6 @@ class FlexMatch(Method):
         self.pace.update(needed(batch.index, "index"), p.label, p.confidence >= self.threshold)
         loss = labeled + self.unlabeled_weight * unlabeled
         return result(loss, labeled, unlabeled, p, weight, threshold=thresholds.mean())
+
+    def class_statistics(self) -> dict[str, Tensor]:
+        return {"pace": self.pace.counts}

@@ -8,10 +8,11 @@ crash at any moment costs at most the steps since the checkpoint before.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from finessl.runs.directory import RESUMES
+from finessl.errors import FinesslError
+from finessl.runs.directory import RESUMES, RunDirectory
+from finessl.runs.metrics_log import holds_metrics
 from finessl.runtime.files import read_json, sha256, sync_folder, writing
 
 KEEP = 2  # the newest, and one to fall back on
@@ -108,3 +111,26 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     except Exception:  # besides the errors of reading, torch.load raises anything on bytes that it did not write
         return None
     return trained, state
+
+
+def newest_resumable(run: RunDirectory) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest whole checkpoint of a run whose metrics are still there: (trained, state), or None."""
+    found = newest(run.checkpoints, lambda state: holds_metrics(run.metrics_file, state))
+    if found is None and newest(run.checkpoints) is not None:
+        raise FinesslError(
+            f"{run.metrics_file} is cut or changed: it lacks lines that were written before the checkpoint. "
+            f"Restore it, or remove {run.path} and train again."
+        )
+    return found
+
+
+@contextlib.contextmanager
+def fitting(run: RunDirectory, step: int) -> Iterator[None]:
+    """Turn a checkpoint that does not fit the network, the optimizer or the method into an error that says so."""
+    try:
+        yield
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise FinesslError(
+            f"the checkpoint of step {step} in {run.path} does not fit its recipe and data "
+            f"({str(error).splitlines()[0]}). Train again with another --out."
+        ) from error

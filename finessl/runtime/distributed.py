@@ -76,6 +76,13 @@ class Processes:
         dist.all_reduce(shared, dist.ReduceOp.MAX)
         return int(shared)
 
+    def stop_signal(self, number: int, logs: bool) -> int:
+        """The signal that asked any process to stop, or 0. With NCCL the processes agree only at steps that log, because
+        that makes the host wait for the device."""
+        if self.world > 1 and dist.get_backend() == "nccl" and not logs:
+            return 0
+        return self.highest(number)
+
     def first_does(self, action: Callable[[], Any]) -> None:
         """`action`, in the first process. Where it is refused, that process says why and all of them end."""
         refused: FinesslError | None = None

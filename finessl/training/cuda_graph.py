@@ -1,16 +1,30 @@
-"""A GPU kept busy: the encoder through torch.compile, and the whole step recorded as one CUDA graph.
+"""Training steps and forward passes as CUDA graphs.
 
-A step is some thousand kernels, which the host launches more slowly than an H200 computes them. They are the same at
-every step, so they are recorded once and then launched as one. What differs from step to step (views, learning rate,
-the method's schedule) is written into fixed places on the device before.
+A step launches about a thousand kernels, and the host launches them more slowly than an H200 runs them. A CUDA graph is
+a recording of these launches: the step is captured once, and each later step is one launch (`graph.replay()`).
+
+What a capture demands, and where this file provides it:
+
+* The kernels of every step are the same. What depends on the step number (learning rate, ramps of the method) is
+  written into tensors on the device before the replay: `TrainingStep.schedule`. A Python number would be frozen into
+  the graph.
+* Inputs have fixed addresses. `CudaGraphStep` keeps static copies of the views and copies each batch into them.
+* Nothing waits for the device during a capture: no `.item()`, no boolean mask, no allocation that the caching
+  allocator's private pool cannot serve. The first steps run eagerly, on the stream that captures later: they compile
+  kernels and create the optimizer's state.
+* Casts by autocast are captured too. `CudaGraphForward` clears the autocast cache, because a cached bf16 copy of a
+  parameter would be read by every replay, however the parameter has changed.
+
+A change of shapes, or of the parameters that train (lp-ft), starts a new capture. Reference:
+https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,129 +38,152 @@ from finessl.runtime.compile import compiled
 from finessl.runtime.precision import autocast
 from finessl.training.step import TrainingStep
 
-ENOUGH = 32  # images at a time: with fewer the device is mostly idle
+MIN_CAPTURED_BATCH = 32  # images; with fewer the device is mostly idle during evaluation
+MIN_COMPILED_STEPS = 200  # steps of a run that repays the time of compiling
+
+
+class Forward(Protocol):
+    """A forward pass without gradient. `batch_size`: the number of images per call, 0 where any number will do."""
+
+    batch_size: int
+
+    def __call__(self, images: Tensor) -> HeadOutputs: ...
 
 
 @contextlib.contextmanager
-def recording(what: str) -> Iterator[None]:
-    """Says what to do where it fails. (CUDA does not promise to be usable afterwards.)"""
+def capturing(what: str) -> Iterator[None]:
+    """Turn a failed capture into an error that says what to do. (CUDA does not promise to be usable afterwards.)"""
     try:
         yield
     except RuntimeError as error:
         raise FinesslError(
-            f"{what} cannot be recorded as a CUDA graph: {str(error).splitlines()[0]}. A method or tuning "
+            f"{what} cannot be captured as a CUDA graph: {str(error).splitlines()[0]}. A method or tuning "
             "that waits for the device (.item(), a boolean mask) or too little memory may be why; the same command "
             "with --no-compile goes on without, from the last checkpoint."
         ) from error
 
 
 class CudaGraphStep:
-    """A TrainingStep as a CUDA graph. The first steps are computed in the plain way: they compile kernels and make the
-    optimizer's memory. A change of shapes, or of what trains, starts over."""
+    """A TrainingStep that is captured after `EAGER_STEPS` eager steps and replayed from then on."""
 
-    PLAIN = 3
+    EAGER_STEPS = 3
 
-    def __init__(self, plain: TrainingStep) -> None:
-        self.plain = plain
-        self.stream = torch.cuda.Stream(plain.device, priority=-1)  # before the next views, which can wait
-        self.network = list(plain.network.parameters())
-        self.start_over(None)
+    def __init__(self, eager: TrainingStep) -> None:
+        self.eager = eager
+        self.stream = torch.cuda.Stream(eager.device, priority=-1)  # before the next views, which can wait
+        self.parameters = list(eager.network.parameters())
+        self.reset(None)
 
-    def start_over(self, kind: Any) -> None:
-        self.kind, self.seen = kind, 0
+    def reset(self, signature: Any) -> None:
+        """Forget the capture. `signature`: what it is valid for."""
+        self.signature, self.eager_steps = signature, 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.views: Views | None = None
-        self.result: Result | None = None
+        self.views: Views | None = None  # static inputs
+        self.result: Result | None = None  # static outputs
 
     def __call__(self, step: int, views: Views) -> Result:
-        kind = ([tensor.shape for tensor in views.tensors()], [parameter.requires_grad for parameter in self.network])
-        if kind != self.kind:
-            self.start_over(kind)
-        self.plain.schedule(step)
-        if self.graph is None and self.seen >= self.PLAIN:
-            self.record(views)
+        signature = ([tensor.shape for tensor in views.tensors()], [p.requires_grad for p in self.parameters])
+        if signature != self.signature:
+            self.reset(signature)
+        self.eager.schedule(step)
+        if self.graph is None and self.eager_steps >= self.EAGER_STEPS:
+            self.capture(views)
         if self.graph is None:
-            self.seen += 1
+            self.eager_steps += 1
             return self.compute(views)
         assert self.views is not None and self.result is not None
-        for place, tensor in zip(self.views.tensors(), views.tensors(), strict=True):
-            place.copy_(tensor, non_blocking=True)
+        for static, tensor in zip(self.views.tensors(), views.tensors(), strict=True):
+            static.copy_(tensor, non_blocking=True)
         self.graph.replay()
         return self.result
 
     def compute(self, views: Views) -> Result:
-        """On the stream that records later, where autograd then expects the gradients."""
-        here = torch.cuda.current_stream(self.plain.device)
-        self.stream.wait_stream(here)
+        """An eager step, on the stream that captures later: autograd accumulates gradients on the stream of their first
+        use."""
+        current = torch.cuda.current_stream(self.eager.device)
+        self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
-            result = self.plain.compute(views)
-        here.wait_stream(self.stream)
+            result = self.eager.compute(views)
+        current.wait_stream(self.stream)
         return result
 
-    def record(self, views: Views) -> None:
-        """Note down what `compute` launches; nothing is computed."""
+    def capture(self, views: Views) -> None:
+        """Record what `compute` launches; nothing is computed."""
 
-        def own(tensor: Tensor | None) -> Tensor | None:
+        def static(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.clone()
 
         self.views = replace(
             views,
             trained=views.trained.clone(),
-            weak=own(views.weak),
+            weak=static(views.weak),
             labels=views.labels.clone(),
-            index=own(views.index),
+            index=static(views.index),
         )
         graph = torch.cuda.CUDAGraph()
         try:
-            if not self.plain.network.trainable_buffers():  # BatchNorm statistics: the passes move them in turn
-                self.plain.beside = torch.cuda.Stream(self.plain.device, priority=-1)
-            with recording("the training step"), torch.cuda.graph(graph, stream=self.stream):
-                self.result = self.plain.compute(self.views)
+            if not self.eager.network.trainable_buffers():  # BatchNorm statistics: the passes update them in turn
+                self.eager.side_stream = torch.cuda.Stream(self.eager.device, priority=-1)
+            with capturing("the training step"), torch.cuda.graph(graph, stream=self.stream):
+                self.result = self.eager.compute(self.views)
         finally:
-            self.plain.beside = None
+            self.eager.side_stream = None
         self.graph = graph
 
-    def forget(self) -> None:
-        self.plain.forget()
-        self.start_over(None)
+    def clear_optimizer(self) -> None:
+        self.eager.clear_optimizer()
+        self.reset(None)
 
-    # ---- what a checkpoint keeps -----------------------------------------------------------------------------------
+    # ---- checkpoint -------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        return self.plain.state()
+    def state_dict(self) -> dict[str, Any]:
+        return self.eager.state_dict()
 
-    def load(self, state: dict[str, Any]) -> None:
-        self.plain.load(state)
-        self.start_over(None)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.eager.load_state_dict(state)
+        self.reset(None)
+
+
+class EagerForward:
+    """The network as it is."""
+
+    batch_size = 0
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+
+    def __call__(self, images: Tensor) -> HeadOutputs:
+        return self.network(images)
 
 
 class CudaGraphForward:
-    """A network's answer to images, without gradient; its encoder as a CUDA graph for the batch of the weak views, which
-    it has been compiled for. Its parameters may change from call to call, their places may not."""
+    """A forward pass whose encoder is a CUDA graph, for the batch of the weak views, which it has been compiled for.
+    Parameters may change from call to call, their addresses may not."""
 
     def __init__(self, step: TrainingStep) -> None:
         self.network, self.device, self.precision = step.network, step.device, step.precision
+        self.batch_size = step.train.batch_size * step.train.mu
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, images: Tensor) -> HeadOutputs:
         if self.graph is None:
-            self.record(images)
+            self.capture(images)
         assert self.graph is not None
         self.images.copy_(images)
         self.graph.replay()
         return self.network.classify(self.features)
 
-    def record(self, images: Tensor) -> None:
+    def capture(self, images: Tensor) -> None:
         self.images = images.clone()
-        here, stream = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
-        stream.wait_stream(here)
+        current, stream = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            for _ in range(2):  # compiles and takes what memory it needs
+            for _ in range(2):  # compiles kernels and allocates memory
                 self.compute()
-        here.wait_stream(stream)
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        torch.clear_autocast_cache()  # parameters are to be cast at every replay, not taken as they were before
-        with recording("evaluation"), torch.cuda.graph(graph, stream=stream):
+        torch.clear_autocast_cache()  # the cast of each parameter becomes part of the graph
+        with capturing("evaluation"), torch.cuda.graph(graph, stream=stream):
             self.features = self.compute()
         torch.clear_autocast_cache()
         self.graph = graph
@@ -156,30 +193,31 @@ class CudaGraphForward:
             return self.network.features(self.images)
 
 
-def answering(step: TrainingStep | CudaGraphStep, network: Network) -> tuple[Callable[[Tensor], HeadOutputs], int]:
-    """What answers images in evaluation, and how many it must be given at a time (0: any number)."""
-    if not isinstance(step, CudaGraphStep) or network.trainable_buffers():
-        return network, 0
-    plain = step.plain
-    weak = plain.train.batch_size * plain.train.mu if plain.method.weak == "no_grad" else 0
-    return (CudaGraphForward(plain), weak) if weak >= ENOUGH else (network, 0)
+def make_forward(step: TrainingStep | CudaGraphStep) -> EagerForward | CudaGraphForward:
+    """The forward pass for evaluations: captured where the step is and the batch is large enough."""
+    if isinstance(step, TrainingStep):
+        return EagerForward(step.network)
+    eager = step.eager
+    batch = eager.train.batch_size * eager.train.mu if eager.method.weak == "no_grad" else 0
+    if batch < MIN_CAPTURED_BATCH or eager.network.trainable_buffers():
+        return EagerForward(eager.network)
+    return CudaGraphForward(eager)
 
 
 def compiles(compile: bool | None, device: torch.device, steps: int) -> bool:
-    """`compile` None: on a GPU, for runs long enough to repay it."""
-    return compile or (compile is None and device.type == "cuda" and steps >= 200)
+    """Is a run of `steps` compiled? `compile` None: on a GPU, where the run is long enough to repay it."""
+    return compile or (compile is None and device.type == "cuda" and steps >= MIN_COMPILED_STEPS)
 
 
 def accelerate(step: TrainingStep, *, compile: bool | None, steps: int) -> TrainingStep | CudaGraphStep:
-    """`step` as fast as it gets."""
-    gpu = step.device.type == "cuda"
+    """The fastest form of `step` for a run of `steps`: compiled and captured, compiled, or as it is."""
     if not compiles(compile, step.device, steps):
         return step
     compile_encoder(step.network.encoder)
     if step.processes.world > 1:
         return step
-    step.heads_and_loss = compiled(step.heads_and_loss)  # type: ignore[method-assign]  # some hundred operations on few numbers
-    # not recorded: a scaled loss (its scale is decided by the host) and parts that are recomputed (PyTorch asks for the
-    # state of the random numbers, which it may not while recording)
-    recordable = gpu and step.precision != "fp16" and not step.network.encoder.checkpointing
-    return CudaGraphStep(step) if recordable else step
+    step.heads_and_loss = compiled(step.heads_and_loss)  # type: ignore[method-assign]  # some hundred small operations
+    # Not captured: a scaled loss (the host decides its scale), and gradient checkpointing (PyTorch asks for the state
+    # of the random number generator, which a capture does not allow).
+    can_capture = step.device.type == "cuda" and step.precision != "fp16" and not step.network.encoder.checkpointing
+    return CudaGraphStep(step) if can_capture else step

@@ -14,7 +14,6 @@ After training, RUN/unlabeled.npz (what the classifier says of a sample of the u
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,11 @@ from torch import Tensor
 from finessl.data.dataset import Dataset
 from finessl.data.splits import Split
 from finessl.inference.encode import encode
-from finessl.methods.base import Batch, HeadOutputs, Method, Outputs, Result
+from finessl.methods.base import Batch, Method, Outputs, Result
 from finessl.models.backbones import create_backbone
 from finessl.runs.directory import RESUMES
 from finessl.runtime.files import write_arrays, writing
-from finessl.training.experiment import Experiment
+from finessl.training.evaluator import Evaluator
 
 GROUPS = ("correct", "incorrect", "novel", "unknown")
 BINS = 100
@@ -54,8 +53,8 @@ def hidden_truth(dataset: Dataset, split: Split) -> np.ndarray:
 
 
 class Diagnostics:
-    """Watches a method through a forward hook: a few small operations a step on the device, nothing is fetched. Adds
-    to the step's statistics the share of pseudo-labels whose truth is known, and the share of right ones."""
+    """Observes a method through a forward hook: a few small operations per step on the device, no copy to the host. Adds
+    to the step's statistics the share of pseudo-labels whose truth is known, and the share of correct ones."""
 
     def __init__(self, method: Method, truth: np.ndarray, device: torch.device) -> None:
         self.method = method
@@ -80,8 +79,8 @@ class Diagnostics:
         if outputs.weak is None:
             return
         classes = self.counts.shape[1]
-        place = torch.cat([pseudo.clamp_min(0), classes + truth.clamp_min(0), 2 * classes + truth.clamp_min(0)])
-        self.counts.view(-1).index_add_(0, place, torch.cat([given, known, right]).long())
+        slot = torch.cat([pseudo.clamp_min(0), classes + truth.clamp_min(0), 2 * classes + truth.clamp_min(0)])
+        self.counts.view(-1).index_add_(0, slot, torch.cat([given, known, right]).long())
 
         weight = torch.ones_like(given, dtype=torch.float32) if result.weight is None else result.weight.float()
         heads = torch.stack([head for head in outputs.weak if head is not None])
@@ -94,8 +93,8 @@ class Diagnostics:
         self.sums.view(-1).index_add_(0, row.view(-1), ((values * MILLION).round().long() * counted).view(-1))
 
     def take(self, step: int) -> dict[str, Any] | None:
-        """The line for metrics.jsonl, and a fresh start; None when no pseudo-label was given."""
-        counts, bins, sums = (tensor.numpy() for tensor in self.state().values())
+        """The line for metrics.jsonl since the last call, or None when no pseudo-label was given."""
+        counts, bins, sums = (tensor.numpy() for tensor in self.state_dict().values())
         for tensor in (self.counts, self.bins, self.sums):
             tensor.zero_()
         if not counts[0].any():
@@ -107,74 +106,71 @@ class Diagnostics:
             there = [(group, k) for k, group in enumerate(GROUPS) if groups[k].any()]
             line[name] = {group: groups[k].tolist() for group, k in there}
             line["mean"][name] = {group: round(totals[k] / MILLION / groups[k].sum(), 6) for group, k in there}
-        pace, margins = getattr(self.method, "pace", None), getattr(self.method, "margins", None)
-        if pace is not None:
-            line["pace"] = pace.counts.tolist()
-        if margins is not None:
-            line["margin"] = [round(value, 4) for value in margins(torch.float32).tolist()]
+        for name, per_class in self.method.class_statistics().items():
+            line[name] = [round(value, 4) for value in per_class.tolist()]
         return line
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         tensors = {"counts": self.counts, "bins": self.bins, "sums": self.sums}
         return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name, tensor in state.items():
             getattr(self, name).copy_(tensor)
 
 
-def evaluate_unlabeled(
-    folder: Path,
-    experiment: Experiment,
-    answer: Callable[[Tensor], HeadOutputs],
-    rows: int = 0,
-    *,
-    precision: str = "fp32",
-    progress: Callable[[str, int, int], None] = lambda label, done, total: None,
-) -> None:
-    """Write unlabeled.npz and, for a pretrained backbone, features.npz."""
-    split, network, recipe = experiment.split, experiment.network, experiment.recipe
+def evaluate_unlabeled(folder: Path, evaluator: Evaluator) -> None:
+    """Write unlabeled.npz and, for a pretrained backbone, features.npz. Both process at most a share of the images that
+    training has processed."""
+    experiment = evaluator.experiment
+    split, recipe = experiment.split, experiment.recipe
     others = np.flatnonzero(~np.isin(split.unlabeled, split.labeled))
     share = int(MAX_SHARE * recipe.train.steps * experiment.images_per_step)
     chosen = others[evenly(len(others), min(MAX_PREDICTED, max(MIN_IMAGES, share // 2)))]
-    images, labels = split.unlabeled[chosen], experiment.labels
-    classes, device = len(split.classes), experiment.device
-
-    def both_heads(pixels: Tensor) -> Tensor:
-        view = answer(pixels)
-        return torch.cat([view.logits] if view.aux is None else [view.logits, view.aux], 1)
-
-    def over(function: Callable[[Tensor], Tensor], indices: np.ndarray, label: str, **more: Any) -> Tensor:
-        settings = {"size": experiment.image_size, "mean": experiment.mean, "std": experiment.std, **more}
-        note = lambda done, total: progress(label, done, total)  # noqa: E731
-        return encode(
-            function, experiment.store, indices=indices, device=device, precision=precision, progress=note, **settings
-        )
-
+    images = split.unlabeled[chosen]
     if len(chosen):
-        network.eval()
-        main, *aux = over(both_heads, images, "labeling unlabeled images", rows=rows).split(classes, 1)
+        main, *aux = evaluator.all_logits(experiment.store, images, "labeling unlabeled images")
         confidence, label = main.softmax(1).max(1)
-        saved = {
+        arrays = {
             "index": images,
             "label": label,
             "confidence": confidence,
             "truth": hidden_truth(experiment.dataset, split)[chosen],
         }
         if aux:
-            saved["confidence_aux"] = aux[0].softmax(1).amax(1)
-        save(folder / "unlabeled.npz", saved)
+            arrays["confidence_aux"] = aux[0].softmax(1).amax(1)
+        save(folder / "unlabeled.npz", arrays)
     if recipe.model.pretrained:
-        model = create_backbone(recipe.model.backbone, weights=recipe.model.weights, image_size=experiment.image_size)
-        encoder = model.encoder.to(device).eval()
-        by_class = split.labeled[np.argsort(labels[split.labeled], kind="stable")]
-        labeled = by_class[evenly(len(by_class), MAX_LABELED)]
-        unlabeled = images[evenly(len(images), min(MAX_ENCODED, max(MIN_IMAGES, share // 4)))]
-        own = {"size": model.image_size, "mean": model.mean, "std": model.std}
-        features = over(encoder, np.concatenate([labeled, unlabeled]), "encoding without tuning", **own).half().cpu()
-        saved = {"labeled": labeled, "labels": labels[labeled], "unlabeled": unlabeled}
-        saved |= {"labeled_features": features[: len(labeled)], "unlabeled_features": features[len(labeled) :]}
-        save(folder / "features.npz", saved)
+        some = images[evenly(len(images), min(MAX_ENCODED, max(MIN_IMAGES, share // 4)))]
+        save(folder / "features.npz", untuned_features(evaluator, some))
+
+
+def untuned_features(evaluator: Evaluator, unlabeled: np.ndarray) -> dict[str, Any]:
+    """Features of the labeled images and of `unlabeled`, from the pretrained backbone before tuning."""
+    experiment, model = evaluator.experiment, evaluator.experiment.recipe.model
+    by_class = np.argsort(experiment.labels, kind="stable")
+    chosen = by_class[evenly(len(by_class), MAX_LABELED)]
+    labeled = experiment.split.labeled[chosen]
+    backbone = create_backbone(model.backbone, weights=model.weights, image_size=experiment.image_size)
+    features = encode(
+        backbone.encoder.to(experiment.device).eval(),
+        experiment.store,
+        size=backbone.image_size,
+        mean=backbone.mean,
+        std=backbone.std,
+        device=experiment.device,
+        precision=evaluator.precision,
+        indices=np.concatenate([labeled, unlabeled]),
+        progress=lambda done, total: evaluator.progress("encoding without tuning", done, total),
+    )
+    known, others = features.half().cpu().split([len(labeled), len(unlabeled)])
+    return {
+        "labeled": labeled,
+        "labels": experiment.labels[chosen],
+        "unlabeled": unlabeled,
+        "labeled_features": known,
+        "unlabeled_features": others,
+    }
 
 
 def evenly(count: int, most: int) -> np.ndarray:

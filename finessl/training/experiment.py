@@ -14,9 +14,10 @@ from finessl.data.dataset import Dataset, short_digest
 from finessl.data.identity import content_digest
 from finessl.data.loader import Loader
 from finessl.data.pixel_store import PixelStore
-from finessl.data.sampler import INITIAL, generator
+from finessl.data.sampler import DROPOUT, INITIAL, generator
 from finessl.data.splits import Split
 from finessl.data.views import STRONG, WEAK, create_view
+from finessl.errors import FinesslError
 from finessl.inference.classifier import FORMAT, Description, write_classifier
 from finessl.inference.encode import encode
 from finessl.methods import create as create_method
@@ -43,7 +44,7 @@ class Experiment:
     dataset: Dataset
     split: Split
     store: PixelStore  # training images
-    labels: np.ndarray  # of all training images, numbered as in split.classes; training reads those of split.labeled
+    labels: np.ndarray  # of the images split.labeled, numbered as in split.classes; training knows no others
     test_store: PixelStore | None
     test_index: np.ndarray  # the test images to measure on, and their labels
     test_labels: np.ndarray
@@ -59,11 +60,6 @@ class Experiment:
     @property
     def image_size(self) -> int:
         return self.backbone.image_size
-
-    @property
-    def truth(self) -> np.ndarray:
-        """What is known of the unlabeled images' classes (−1: nothing). For diagnostics, never for training."""
-        return self.labels[self.split.unlabeled]
 
     def identity(self) -> dict[str, str]:
         """What a run is about, by content: a checkpoint belongs to one of these."""
@@ -91,6 +87,21 @@ class Experiment:
         }
         return changed + [text for name, text in words.items() if not changed and recorded[name] != now[name]]
 
+    def check_resumable(self, run: RunDirectory, recorded: Mapping[str, str] | None) -> None:
+        """Refuse to resume with other data or weights than those whose `identity` was recorded (None: by a version that
+        did not record it)."""
+        if recorded and (changes := self.changes(recorded)):
+            raise FinesslError(
+                f"{run.path} cannot resume, because these have changed since its checkpoint: {', '.join(changes)}. "
+                "Restore them, or train again with another --out."
+            )
+        drawn = not self.backbone.pretrained and self.tuning.name != "full"
+        if not recorded and drawn and self.recipe.seed:
+            raise FinesslError(
+                f"{run.path} was begun by an older finessl, whose backbones without pretrained weights did not follow "
+                "the seed. Train again with another --out."
+            )
+
     @property
     def images_per_step(self) -> int:
         """Passes through the encoder, over all processes."""
@@ -99,12 +110,17 @@ class Experiment:
         return train.batch_size * (1 + train.mu * views)
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """As the recipe says. Where it leaves the rate inside the backbone open and pretrained weights train, that rate
-        is one that they stand: the heads' would destroy them within a few steps."""
+        """As the recipe says. Where it leaves the learning rate inside the backbone open and pretrained weights train,
+        that rate is at most the strategy's `max_backbone_lr`: the heads' rate would destroy them within a few steps."""
         train = self.recipe.train
         if train.backbone_lr is None and self.tuning.max_backbone_lr is not None and self.backbone.pretrained:
             train = train.model_copy(update={"backbone_lr": min(train.lr, self.tuning.max_backbone_lr)})
         return make_optimizer(self.network, train, self.device)
+
+    def seed_dropout(self, step: int, rank: int) -> None:
+        """Seed the modules that draw random numbers: the same ones at a step, also after the run was resumed."""
+        if self.network.random:
+            torch.manual_seed(int(generator(self.recipe.seed, DROPOUT, step).integers(2**62)) + rank)
 
     def labeled_features(self) -> tuple[Tensor, Tensor]:
         """Features of the labeled images, without augmentation, and their labels: what a head may start from."""
@@ -119,7 +135,7 @@ class Experiment:
             indices=self.split.labeled,
         )
         self.network.train()
-        return features, torch.from_numpy(self.labels[self.split.labeled])
+        return features, torch.from_numpy(self.labels)
 
     def write_classifier(self, folder: Path) -> None:
         """Write the trained network as a classifier."""
@@ -214,7 +230,7 @@ def prepare(
         dataset,
         split,
         store,
-        split.labels(dataset),
+        split.labels(dataset)[split.labeled],
         test_store if len(test_index) else None,
         test_index,
         test_labels,

@@ -1,333 +1,190 @@
 """The training loop: `train(recipe, out)` makes or resumes a run directory.
 
-finessl train DATA --out RUN
+`Training.run` reads top to bottom: views, step, log, evaluate, checkpoint. A run that is killed at any moment and
+started again computes what it would have computed: every random choice follows from the seed and the step number, and a
+checkpoint holds all else that a step depends on. What a finished run writes is in results.py, what a run prints in
+messages.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
-import platform
-import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from finessl.data.dataset import Dataset, left_out
+from finessl.data.dataset import Dataset
 from finessl.data.loader import Prefetcher
-from finessl.data.pixel_store import PixelStore
-from finessl.data.sampler import DROPOUT, generator
-from finessl.errors import FinesslError, Stopped
-from finessl.inference.encode import accuracy, encode
-from finessl.models.aliases import alias_of
+from finessl.inference.encode import accuracy
 from finessl.models.build import store_frozen
-from finessl.recipe import Recipe, TrainRecipe
+from finessl.recipe import Recipe
 from finessl.registry import plugins
 from finessl.runs import checkpoint
-from finessl.runs.directory import RESUMES, RunDirectory
+from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import check_places
-from finessl.runs.metrics_log import MetricsLog, holds_metrics
+from finessl.runs.metrics_log import MetricsLog
 from finessl.runtime.compile import start_compilers
-from finessl.runtime.device import describe_device, resolve_device
+from finessl.runtime.device import resolve_device
 from finessl.runtime.distributed import Processes, processes
-from finessl.runtime.files import write_arrays, writing
-from finessl.runtime.fp8 import Fp8Linear
-from finessl.runtime.machine import git_revision
 from finessl.runtime.precision import DTYPES, resolve_precision
 from finessl.runtime.progress import Display
-from finessl.runtime.version import __version__
+from finessl.runtime.signals import stop_requests
 from finessl.training.averages import Averages
-from finessl.training.cuda_graph import accelerate, answering, compiles
-from finessl.training.diagnostics import Diagnostics, evaluate_unlabeled, hidden_truth
-from finessl.training.experiment import Experiment, prepare
+from finessl.training.cuda_graph import accelerate, compiles, make_forward
+from finessl.training.diagnostics import Diagnostics, hidden_truth
+from finessl.training.evaluator import Evaluator
+from finessl.training.experiment import prepare
 from finessl.training.feature_cache import CachedLoader
+from finessl.training.messages import announcement, not_finite, progress_note, stopped
+from finessl.training.results import Results, write_results
+from finessl.training.settings import Settings, check_out, check_step_fits, diagnostics_interval, evaluation_interval
 from finessl.training.step import TrainingStep, all_finite, lr_factor
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a run is carried out. `device` and `compile` change the result within rounding, the rest not at all."""
-
-    device: str = "auto"
-    compile: bool | None = None  # and record the step (see acceleration.py); None: on a GPU, where the run repays it
-    log_every: int | None = None  # steps per line of metrics.jsonl; None: 20, fewer in a short run
-    eval_every: int | None = None  # steps between evaluations; None: see `evaluation_steps`; 0: only at the end
-    checkpoint_seconds: float = 120.0
-    cache_dir: Path | None = None
-    quiet: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.checkpoint_seconds < math.inf:
-            raise FinesslError(f"--checkpoint-seconds {self.checkpoint_seconds:g} should be a number of at least 0.")
-        if self.eval_every is not None and self.eval_every < 0:
-            raise FinesslError(f"--eval-every {self.eval_every} should be at least 0.")
-        if self.log_every is not None and self.log_every < 1:
-            raise FinesslError(f"log_every = {self.log_every} should be at least 1.")
 
 
 def train(
     recipe: Recipe, out: str | Path, settings: Settings | None = None, dataset: Dataset | None = None
 ) -> dict[str, Any]:
-    """Run the recipe in directory `out` to its end, from wherever an earlier try stopped; returns meta.json's content."""
-    settings = settings or Settings()
-    run = RunDirectory(out)
+    """Run the recipe in directory `out` to its end, from its last checkpoint; returns the content of meta.json.
+
+    dataset: images in memory, instead of the source that the recipe names.
+    """
+    settings, run = settings or Settings(), RunDirectory(out)
     plugins.load(recipe.plugins, outside=run.path)
     recipe = recipe.checked(source=dataset is None and not run.finished())
     device = resolve_device(settings.device)
     check_step_fits(recipe, device)
     with (
-        processes(str(device)) as team,
-        Display(quiet=settings.quiet or not team.first) as display,
-        contextlib.ExitStack() as held,
+        processes(str(device)) as world,
+        Display(quiet=settings.quiet or not world.first) as display,
+        contextlib.ExitStack() as lock,
     ):
-        team.first_does(lambda: check_out(run, recipe))
-        if team.share(run.finished()):
-            team.first_does(lambda: check_places(run, recipe, run.check(recipe), dataset))
+        world.first_does(lambda: check_out(run, recipe))
+        if world.share(run.finished()):
+            world.first_does(lambda: check_places(run, recipe, run.check(recipe), dataset))
             display.say(f"{run.path} is finished: nothing to do. Its figures are in {run.meta_file}.")
             return run.meta()
-        team.first_does(lambda: held.enter_context(run.held(recipe)))
-        return Training(recipe, run, settings, device, team, display, dataset).run_to_end()
-
-
-def check_out(run: RunDirectory, recipe: Recipe) -> None:
-    """Refuse places where no run directory can be made."""
-    with writing(run.path):
-        if run.path.exists() and not run.path.is_dir():
-            raise FinesslError(f"--out {run.path} is a file; name a folder.")
-        source = Path(recipe.data.root or "", recipe.data.source).expanduser()
-        if run.path.is_dir() and source.is_dir() and run.path.samefile(source):
-            raise FinesslError(
-                f"--out {run.path} is the data itself; name a folder of its own, {run.path / 'run'} say."
-            )
-
-
-def check_step_fits(recipe: Recipe, device: torch.device) -> None:
-    """Refuse a step whose images alone are more than the device's memory."""
-    if device.type == "cuda":
-        memory = torch.cuda.mem_get_info(device)[1]
-    else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
-    needed = recipe.step_bytes(recipe.data.image_size or alias_of(recipe.model.backbone).image_size)
-    needed //= int(os.environ.get("WORLD_SIZE", "1"))
-    if needed > memory:
-        raise FinesslError(
-            f"the images of one step take {needed:,} bytes, and {device} has {memory:,}: make train.batch_size "
-            f"({recipe.train.batch_size:,}), train.mu ({recipe.train.mu:,}), data.strong_views "
-            f"({recipe.data.strong_views}) or data.image_size smaller."
-        )
-
-
-def recording_steps(train: TrainRecipe) -> int:
-    """Steps between two records of the diagnostics: an epoch, or a tenth of a run of fewer than ten epochs."""
-    return min(train.epoch_steps, math.ceil(train.steps / 10))
-
-
-def evaluation_steps(train: TrainRecipe, most: int = 10) -> int:
-    """Steps between evaluations, `most` of which are affordable (1 to 10): whole records, about ten in a run."""
-    every = recording_steps(train)
-    return every * math.ceil(math.ceil(train.steps / every) / most)
+        world.first_does(lambda: lock.enter_context(run.held(recipe)))
+        return Training(recipe, run, settings, device, world, display, dataset).run()
 
 
 class Training:
-    """The state of one run, between its steps."""
+    """One run: its parts, and its state between two steps."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        run: RunDirectory,
-        settings: Settings,
-        device: torch.device,
-        team: Processes,
-        display: Display,
-        dataset: Dataset | None = None,
-    ) -> None:
-        self.recipe, self.run, self.settings, self.device = recipe, run, settings, device
-        self.team, self.display = team, display
-        self.precision = resolve_precision(recipe.train.precision, device)
-        if device.type == "cuda" and compiles(settings.compile, device, recipe.train.steps):
+        self, recipe: Recipe, directory: RunDirectory, settings: Settings, device: torch.device, world: Processes,
+        display: Display, dataset: Dataset | None = None,
+    ) -> None:  # fmt: skip
+        self.recipe, self.directory, self.settings = recipe, directory, settings
+        self.world, self.display = world, display
+        train, precision = recipe.train, resolve_precision(recipe.train.precision, device)
+        if device.type == "cuda" and compiles(settings.compile, device, train.steps):
             start_compilers()
-        self.experiment: Experiment = prepare(
-            recipe,
-            run,
-            device,
-            dataset=dataset,
-            cache_dir=settings.cache_dir,
-            progress=display.update,
-            writes=team.first,
-        )
-        team.wait()
-        network, method = self.experiment.network, self.experiment.method
-        self.optimizer = self.experiment.optimizer()
-        plain = TrainingStep(network, method, self.optimizer, recipe.train, device, self.precision, team)
-        self.training_step = accelerate(plain, compile=settings.compile, steps=recipe.train.steps)
-        self.answer, self.rows = answering(self.training_step, network)
-        self.loader = self.experiment.loader(team, DTYPES[self.precision])
-        self.prefetcher = Prefetcher(self.loader, recipe.train.steps)
-        self.diagnostics = Diagnostics(method, hidden_truth(self.experiment.dataset, self.experiment.split), device)
-        self.step = 0
-        self.elapsed = 0.0  # seconds spent in earlier tries
-        self.averages = Averages(device)  # since the last line of metrics
-        self.latest: dict[str, float] = {}
+        self.experiment = experiment = prepare(
+            recipe, directory, device, dataset=dataset, cache_dir=settings.cache_dir, progress=display.update,
+            writes=world.first,
+        )  # fmt: skip
+        world.wait()
+        network, self.optimizer = experiment.network, experiment.optimizer()
+        eager = TrainingStep(network, experiment.method, self.optimizer, train, device, precision, world)
+        self.training_step = accelerate(eager, compile=settings.compile, steps=train.steps)
+        self.evaluator = Evaluator(experiment, make_forward(self.training_step), precision, display.update)
+        self.loader = experiment.loader(world, DTYPES[precision])
+        self.prefetcher = Prefetcher(self.loader, train.steps)
+        self.diagnostics = Diagnostics(experiment.method, hidden_truth(experiment.dataset, experiment.split), device)
+        self.averages = Averages(device)  # of the statistics since the last line of metrics
+        self.log_every = settings.log_every or min(20, max(1, train.steps // 50))
+        self.step, self.elapsed, self.metrics_size = 0, 0.0, 0  # elapsed: seconds spent in earlier processes
+        self.latest: dict[str, float] = {}  # the last line of metrics, and its step in this process
         self.latest_step = 0
-        self.log_every = settings.log_every or min(20, max(1, recipe.train.steps // 50))
-        self.metrics_size = 0
         self.accuracy: float | None = None
         self.test_logits: Tensor | None = None
-        self.identity = self.experiment.identity()
+        self.identity = experiment.identity()
         self.resume()
-        team.first_does(lambda: run.open(recipe))  # data or weights may be at another place than before
-        store_frozen(network.encoder, self.precision)
+        world.first_does(lambda: directory.open(recipe))  # records new places of data and weights
+        store_frozen(network.encoder, precision)
         if isinstance(self.loader, CachedLoader):
-            self.loader.fill(network, recipe.train.cache_features, self.precision, display.update)
+            self.loader.fill(network, train.cache_features, precision, display.update)
 
-    # ---- the run ----------------------------------------------------------------------------------------------------
-
-    def run_to_end(self) -> dict[str, Any]:
-        train, settings = self.recipe.train, self.settings
-        self.announce()
-        eval_every = self.evaluation_steps() if settings.eval_every is None else settings.eval_every
-        record_every = recording_steps(train)
-        self.log = MetricsLog(self.run.metrics_file, self.metrics_size) if self.team.first else None
+    def run(self) -> dict[str, Any]:
+        """The loop. Returns the content of meta.json."""
+        train, experiment, settings = self.recipe.train, self.experiment, self.settings
+        eval_every, record_every = settings.eval_every, diagnostics_interval(train)
+        if eval_every is None:
+            eval_every = evaluation_interval(train, experiment.images_per_step, len(experiment.test_index))
+        for line in announcement(experiment, self.directory, self.optimizer, self.evaluator.precision, self.step):
+            self.display.say(line)
+        self.log = MetricsLog(self.directory.metrics_file, self.metrics_size) if self.world.first else None
         self.started = saved = time.monotonic()
         first_step, shown = self.step, 0.0
-        self.experiment.network.train()
-        with interruption(self.team.world) as interrupted:
+        experiment.network.train()
+        with stop_requests(self.world.world) as requested:
             while self.step < train.steps:
                 self.refresh()
                 views = self.prefetcher.get(self.step)
-                self.seed_dropout()
-                self.experiment.tuning.before_step(self.step, train.steps)
+                experiment.seed_dropout(self.step, self.world.rank)
+                experiment.tuning.before_step(self.step, train.steps)
                 result = self.training_step(self.step, views)
                 self.step += 1
                 self.prefetcher.prepare(self.step)
-                self.write_metrics()
+                self.write_metrics()  # of an earlier step, while the device computes this one
                 self.averages.add(result)
 
-                # once in a while: a line of metrics, an evaluation, a checkpoint
-                if self.step % self.log_every == 0 or self.step == train.steps:
+                last, now = self.step == train.steps, time.monotonic()
+                if last or self.step % self.log_every == 0:
                     self.averages.send(self.step)
-                if self.step % record_every == 0 or self.step == train.steps:
+                if last or self.step % record_every == 0:
                     self.write_diagnostics()
-                if (eval_every and self.step % eval_every == 0) or self.step == train.steps:
+                if last or (eval_every and self.step % eval_every == 0):
                     self.evaluate()
-                now = time.monotonic()
                 if now - shown > 0.2:
-                    speed = (self.step - first_step) / (now - self.started)
-                    self.display.update("training", self.step, train.steps, self.note(speed))
+                    self.show((self.step - first_step) / (now - self.started))
                     shown = now
-                if (asked := self.asked(interrupted())) is not None:
+                if signal := self.world.stop_signal(requested(), self.step % self.log_every == 0):
                     self.save()
-                    if not self.team.first:
-                        raise SystemExit(128 + asked)
-                    raise Stopped(
-                        f"stopped at step {self.step} of {train.steps}; the same command resumes there.", asked
-                    )
-                if now - saved > settings.checkpoint_seconds and self.step < train.steps:
+                    raise stopped(self.step, train.steps, signal) if self.world.first else SystemExit(128 + signal)
+                if now - saved > settings.checkpoint_seconds and not last:
                     self.save()
                     saved = time.monotonic()
         self.save()
-        return self.finish()
+        self.world.wait()
+        if self.log is None:
+            return {}
+        self.log.close()
+        seconds = self.elapsed + time.monotonic() - self.started
+        results = Results(self.accuracy, self.test_logits, seconds, self.world.world, self.identity["data"])
+        return write_results(self.directory, self.evaluator, results)
 
-    def evaluation_steps(self) -> int:
-        """In a run of under ten epochs, evaluations process at most half as many images as training does."""
-        train, tested = self.recipe.train, max(len(self.experiment.test_index), 1)
-        short = train.steps < 10 * train.epoch_steps
-        most = train.steps * self.experiment.images_per_step // (2 * tested) if short else 10
-        return evaluation_steps(train, min(max(most, 1), 10))
-
-    def asked(self, signal: int) -> int | None:
-        """The signal that asked for a stop, in any process. On GPUs the processes agree only as often as they log,
-        because the host waits for the device then."""
-        if self.team.world > 1:
-            if self.device.type != "cpu" and self.step % self.log_every:
-                return None
-            signal = self.team.highest(signal)
-        return signal or None
-
-    def announce(self) -> None:
-        experiment = self.experiment
-        trained, total = experiment.network.count()
-        split, dataset = experiment.split, experiment.dataset
-        test = f"{len(experiment.test_index):,} test images" if len(experiment.test_index) else "no test images"
-        for line in (*dataset.notes, *left_out(dataset.excluded)):
-            self.display.say(line)
-        if dataset.given is not None and split.kind != "given":
-            all_labels = int((dataset.given & (dataset.train_labels >= 0)).sum())
-            if all_labels > len(split.labeled):
-                self.display.say(
-                    f"{all_labels - len(split.labeled):,} of the {all_labels:,} labels that the data gives are not used: "
-                    f"the split {split.kind} was asked for"
-                )
-        if dataset.excluded:
-            self.display.say(f"all files that are left out: {self.run.path / 'skipped.csv'}")
-        both = len(np.intersect1d(split.labeled, split.unlabeled))
-        self.display.say(
-            f"{dataset.name}: {len(split.classes)} classes, {len(split.labeled):,} labeled and "
-            f"{len(split.unlabeled) - both:,} unlabeled training images, {test}"
-            + ("; labeled images are also used without their labels\n" if both else "\n")
-            + f"{self.recipe.model.backbone} at {experiment.image_size} px with {self.recipe.tuning.name}: "
-            f"{trained:,} of {total:,} parameters are trained, on {self.device} in {self.precision}"
-            + self.note_rounding()
-            + self.note_rates()
-            + (f"\nresuming at step {self.step} of {self.recipe.train.steps}" if self.step else "")
-        )
-
-    def note_rounding(self) -> str:
-        rounded = any(isinstance(module, Fp8Linear) for module in self.experiment.network.modules())
-        return " (nothing frozen here can be rounded: as bf16)" if self.precision == "fp8" and not rounded else ""
-
-    def note_rates(self) -> str:
-        """The learning rates, where the backbone has one of its own."""
-        rates = {group["name"]: group["full_lr"] for group in self.optimizer.param_groups}
-        if len(set(rates.values())) < 2:
-            return ""
-        return f"\nlearning rate {rates['heads']:g} for the heads, {rates['backbone']:g} inside the backbone"
+    # ---- step -------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Self-training methods look at all unlabeled images now and then, and may start the model afresh."""
+        """Give a self-training method its predictions for all unlabeled images, when it asks for them."""
         experiment, method = self.experiment, self.experiment.method
         if not method.refresh_at(self.step):
             return
-        logits = self.predict(experiment.store, experiment.split.unlabeled)
+        logits = self.evaluator.logits(experiment.store, experiment.split.unlabeled)
         if method.refresh(logits.softmax(1)):
             experiment.network.reset()
-            self.training_step.forget()
-        self.use_pool()
+            self.training_step.clear_optimizer()
+        self.prefetcher.draw_from(method.pool())
 
-    def use_pool(self) -> None:
-        pool = self.experiment.method.pool()
-        self.loader.draw_from(None if pool is None else pool.cpu().numpy())
-        self.prefetcher.forget()
-
-    def seed_dropout(self) -> None:
-        if self.experiment.network.random:
-            torch.manual_seed(int(generator(self.recipe.seed, DROPOUT, self.step).integers(2**62)) + self.team.rank)
-
-    # ---- figures ----------------------------------------------------------------------------------------------------
+    # ---- log --------------------------------------------------------------------------------------------------------
 
     def write_metrics(self) -> None:
-        """The means that were sent for, if any were (the one place of the loop that waits for the device)."""
+        """Write the means that `averages` has sent, if any: the only place of the loop that waits for the device."""
         taken = self.averages.take()
         if taken is None:
             return
         step, row = taken
         if not math.isfinite(row["loss"]):
-            raise self.not_finite()
-        known, correct = row.pop("pseudo_known", 0.0), row.pop("pseudo_correct", 0.0)
-        if known:
-            row["pseudo_accuracy"] = correct / known
+            raise not_finite(self.directory, self.recipe, self.step)
         self.latest, self.latest_step = row, step
         if self.log:
-            phase = self.experiment.method.phase(step - 1)
-            lr = self.recipe.train.lr * lr_factor(self.recipe.train, step - 1, phase)
-            self.log.write({"kind": "train", "step": step, "lr": lr, **row})
+            factor = lr_factor(self.recipe.train, step - 1, self.experiment.method.phase(step - 1))
+            self.log.write({"kind": "train", "step": step, "lr": self.recipe.train.lr * factor, **row})
 
     def write_diagnostics(self) -> None:
         self.write_metrics()
@@ -335,190 +192,58 @@ class Training:
         if self.log and line:
             self.log.write(line)
 
-    def predict(self, store: PixelStore, indices: np.ndarray | None = None, label: str = "evaluating") -> Tensor:
-        """Logits of the main head for whole images, without augmentation."""
-        experiment, network = self.experiment, self.experiment.network
-        network.eval()
-        logits = encode(
-            lambda images: self.answer(images).logits,
-            store,
-            size=experiment.image_size,
-            mean=experiment.mean,
-            std=experiment.std,
-            device=self.device,
-            precision=self.precision,
-            indices=indices,
-            rows=self.rows,
-            progress=lambda done, total: self.display.update(label, done, total),
-        )
-        network.train()
-        return logits
+    def show(self, steps_per_s: float) -> None:
+        speed, at_step = steps_per_s * self.experiment.images_per_step, 0 if self.display.live else self.latest_step
+        note = progress_note(self.latest, at_step, self.accuracy, speed)
+        self.display.update("training", self.step, self.recipe.train.steps, note)
+
+    # ---- evaluate ---------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
         experiment = self.experiment
         self.write_metrics()
         if experiment.test_store is None or self.log is None:
             return
-        self.test_logits = self.predict(experiment.test_store, experiment.test_index).cpu()
+        self.test_logits = self.evaluator.logits(experiment.test_store, experiment.test_index).cpu()
         self.accuracy = accuracy(self.test_logits, experiment.test_labels)
         self.log.write({"kind": "test", "step": self.step, "accuracy": self.accuracy})
         if not self.display.live:
             self.display.say(f"step {self.step}: test accuracy {self.accuracy:.2%}")
 
-    def note(self, speed: float) -> str:
-        parts = [f"{speed * self.experiment.images_per_step:,.0f} images/s"]
-        if "loss" in self.latest:
-            when = f" at step {self.latest_step:,}" if self.latest_step and not self.display.live else ""
-            parts.append(f"loss {self.latest['loss']:.3f}{when}")
-        if "used" in self.latest:
-            parts.append(f"pseudo-labels used {self.latest['used']:.0%}")
-        if self.accuracy is not None:
-            parts.append(f"test {self.accuracy:.2%}")
-        return "  ".join(parts)
-
-    def not_finite(self) -> FinesslError:
-        kept = sorted(self.run.checkpoints.glob("step-*"))
-        where = (
-            f"The checkpoint before it, {kept[-1].name}, is kept." if kept else "No checkpoint had been written yet."
-        )
-        return FinesslError(
-            f"the loss stopped being a finite number before step {self.step}. {where} Try a smaller --lr (now "
-            f"{self.recipe.train.lr}), --set train.clip_norm=1, --set train.warmup=100 or --precision fp32, "
-            "with another --out."
-        )
-
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
+    # ---- checkpoint -------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         self.write_metrics()
         if self.log is None:
             return
-        trained = self.experiment.network.trainable_state_dict()
-        if not all_finite(list(trained.values())):
-            raise self.not_finite()
+        trainable = self.experiment.network.trainable_state_dict()
+        if not all_finite(list(trainable.values())):
+            raise not_finite(self.directory, self.recipe, self.step)
         state = {
             "step": self.step,
             "accuracy": self.accuracy,
             "latest": self.latest,
             **self.log.sync(),
             "elapsed": self.elapsed + time.monotonic() - self.started,
-            "diagnostics": self.diagnostics.state(),
+            "diagnostics": self.diagnostics.state_dict(),
             "identity": self.identity,
-            **self.averages.state(),
-            **self.training_step.state(),
+            **self.averages.state_dict(),
+            **self.training_step.state_dict(),
         }
-        checkpoint.save(self.run.checkpoints, self.step, trained, state)
+        checkpoint.save(self.directory.checkpoints, self.step, trainable, state)
 
     def resume(self) -> None:
-        run, metrics = self.run, self.run.metrics_file
-        found = checkpoint.newest(run.checkpoints, lambda state: holds_metrics(metrics, state))
+        """Continue from the newest checkpoint, if there is one."""
+        found = checkpoint.newest_resumable(self.directory)
         if found is None:
-            if checkpoint.newest(run.checkpoints) is not None:
-                raise FinesslError(
-                    f"{metrics} is cut or changed: it lacks lines that were written before the checkpoint. "
-                    f"Restore it, or remove {run.path} and train again."
-                )
             return
-        trained, state = found
-        recorded = state.get("identity")  # older checkpoints have none
-        if recorded and (changes := self.experiment.changes(recorded)):
-            raise FinesslError(
-                f"{run.path} cannot resume, because these have changed since its checkpoint: {', '.join(changes)}. "
-                "Restore them, or train again with another --out."
-            )
-        drawn = not self.experiment.backbone.pretrained and self.experiment.tuning.name != "full"
-        if not recorded and drawn and self.recipe.seed:
-            raise FinesslError(
-                f"{run.path} was begun by an older finessl, whose backbones without pretrained weights did not follow "
-                "the seed. Train again with another --out."
-            )
-        try:
-            self.experiment.network.load_trainable_state_dict(trained)
-            self.training_step.load(state)
-            self.diagnostics.load(state["diagnostics"])
-            self.averages.load(state)
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise FinesslError(
-                f"the checkpoint of step {state['step']} in {run.path} does not fit its recipe and data "
-                f"({str(error).splitlines()[0]}). Train again with another --out."
-            ) from error
+        trainable, state = found
+        self.experiment.check_resumable(self.directory, state.get("identity"))
+        with checkpoint.fitting(self.directory, state["step"]):
+            self.experiment.network.load_trainable_state_dict(trainable)
+            self.training_step.load_state_dict(state)
+            self.diagnostics.load_state_dict(state["diagnostics"])
+            self.averages.load_state_dict(state)
         self.step, self.accuracy, self.elapsed = state["step"], state["accuracy"], state["elapsed"]
         self.latest, self.metrics_size = state["latest"], state["metrics_size"]
-        self.use_pool()
-
-    def finish(self) -> dict[str, Any]:
-        self.team.wait()
-        if self.log is None:
-            return {}
-        self.log.close()
-        experiment = self.experiment
-        experiment.write_classifier(self.run.classifier)
-        if experiment.test_store is not None:
-            if self.test_logits is None:  # stopped between the last checkpoint and here
-                self.test_logits = self.predict(experiment.test_store, experiment.test_index).cpu()
-            arrays = {
-                "logits": self.test_logits.numpy(),
-                "labels": experiment.test_labels,
-                "index": experiment.test_index,
-            }
-            with writing(self.run.path, RESUMES):
-                write_arrays(self.run.path / "predictions.npz", arrays)
-        evaluate_unlabeled(
-            self.run.path, experiment, self.answer, self.rows, precision=self.precision, progress=self.display.update
-        )
-        trained, total = experiment.network.count()
-        meta = {
-            "finished": True,
-            "accuracy": self.accuracy,
-            **self.run.recent(self.recipe.train.epoch_steps),
-            "steps": self.step,
-            "seconds": round(self.elapsed + time.monotonic() - self.started, 1),
-            "classes": len(experiment.split.classes),
-            "labeled": len(experiment.split.labeled),
-            "unlabeled": len(experiment.split.unlabeled),
-            "test": len(experiment.test_index),
-            "trained_parameters": trained,
-            "parameters": total,
-            "data_fingerprint": self.identity["data"],
-            "weights_sha256": experiment.weights_sha256,
-            "device": describe_device(self.device),
-            "precision": self.precision,
-            "processes": self.team.world,
-            "versions": versions(),
-            "revision": git_revision(),
-        }
-        self.run.write_meta(meta)
-        return meta
-
-
-@contextlib.contextmanager
-def interruption(world: int) -> Iterator[Callable[[], int]]:
-    """Ctrl-C and SIGTERM ask for a stop after the step: the number of the signal, or 0. A second Ctrl-C stops at once,
-    but not under torchrun, which sends each process the signal that the terminal has sent already."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: Any) -> None:
-        if asked and number == signal.SIGINT and world == 1:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: the caller's own business
-        before = {}
-    try:
-        yield lambda: asked[0] if asked else 0
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def versions() -> dict[str, str]:
-    import timm
-
-    return {
-        "finessl": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-    }
+        self.prefetcher.draw_from(self.experiment.method.pool())

@@ -33,8 +33,8 @@ from finessl.runtime.files import write_arrays, write_atomically, writing
 from finessl.runtime.machine import git_revision
 from finessl.runtime.precision import resolve_precision
 from finessl.runtime.progress import Display
+from finessl.runtime.version import versions
 from finessl.training.diagnostics import MAX_ENCODED, MAX_LABELED, MAX_PREDICTED, evenly, hidden_truth
-from finessl.training.loop import versions
 
 METHOD, ZERO_SHOT = "quick", "zero-shot"
 

@@ -19,7 +19,7 @@ from finessl.training.batch_norm import synchronise_batch_norm
 
 
 def lr_factor(train: TrainRecipe, step: int, phase: tuple[int, int] | None = None) -> float:
-    """The learning rate at `step`, as a share of the full one; it runs its course over [first, last) of `phase`."""
+    """The learning rate at `step`, as a fraction of the full rate. The schedule spans the steps [first, last) of `phase`."""
     first, last = phase or (0, train.steps)
     step -= first
     if step < train.warmup:
@@ -40,7 +40,7 @@ def make_optimizer(network: Network, train: TrainRecipe, device: torch.device) -
     for group in groups:
         group["full_lr"] = group["lr"]
     gpu = device.type == "cuda"
-    if gpu:  # the rate as a number on the device: a recorded step reads it there
+    if gpu:  # a tensor on the device: a captured step reads the rate from it
         for group in groups:
             group["lr"] = torch.tensor(group["full_lr"], device=device)
     if train.optimizer == "sgd":
@@ -66,7 +66,7 @@ class TrainingStep:
         self.network, self.method, self.optimizer, self.train = network, method, optimizer, train
         self.device, self.precision, self.processes = device, precision, processes
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.beside: torch.cuda.Stream | None = None  # for the weak views, where both passes can run at the same time
+        self.side_stream: torch.cuda.Stream | None = None  # for the weak views, where both passes can run concurrently
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def __call__(self, step: int, views: Views) -> Result:
@@ -74,7 +74,7 @@ class TrainingStep:
         return self.compute(views)
 
     def schedule(self, step: int) -> None:
-        """All that depends on the step's number, set from the host."""
+        """Set from the host what depends on the step number."""
         factor = lr_factor(self.train, step, self.method.phase(step))
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
@@ -84,23 +84,23 @@ class TrainingStep:
         self.method.before_step(step)
 
     def compute(self, views: Views) -> Result:
-        """All that the device does; the same operations at every step, so that they can be recorded and replayed."""
-        if self.beside is None:
+        """What the device does. The operations are the same at every step, so that a CUDA graph can replay them."""
+        if self.side_stream is None:
             weak, trained = self.forward_weak(views), self.forward_trained(views)
         else:
-            here = torch.cuda.current_stream(self.device)
-            self.beside.wait_stream(here)
-            with torch.cuda.stream(self.beside):
+            current = torch.cuda.current_stream(self.device)
+            self.side_stream.wait_stream(current)
+            with torch.cuda.stream(self.side_stream):
                 weak = self.forward_weak(views)
             trained = self.forward_trained(views)
-            here.wait_stream(self.beside)
+            current.wait_stream(self.side_stream)
         result = self.heads_and_loss(views, weak, trained)
         self.backward(result)
         self.update()
         return replace(result, loss=result.loss.detach())
 
-    def forget(self) -> None:
-        """The network has been made anew: so must be what the optimizer remembers."""
+    def clear_optimizer(self) -> None:
+        """Clear optimizer state after the network was re-initialised."""
         self.optimizer.state.clear()
 
     def forward_weak(self, views: Views) -> Tensor | None:
@@ -116,7 +116,7 @@ class TrainingStep:
             return self.network.features(views.trained)
 
     def heads_and_loss(self, views: Views, weak_features: Tensor | None, trained_features: Tensor) -> Result:
-        """The heads' answers, and the method's loss on the global batch."""
+        """The heads' logits, and the method's loss on the global batch."""
         weak: HeadOutputs | None = None
         if weak_features is not None:
             with torch.no_grad():
@@ -150,16 +150,16 @@ class TrainingStep:
         gather = self.processes.gather
         return HeadOutputs(gather(view.logits, groups), None if view.aux is None else gather(view.aux, groups))
 
-    # ---- what a checkpoint keeps -----------------------------------------------------------------------------------
+    # ---- checkpoint -------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {
             "optimizer": self.optimizer.state_dict()["state"],
             "method": self.method.state_dict(),
             "scaler": self.scaler.state_dict(),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         now = self.optimizer.state_dict()
         self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": now["param_groups"]})
         self.method.load_state_dict(state["method"])

@@ -33,7 +33,7 @@ def loader(
         strong_views=strong_views,
         rows=None if processes is None else processes.rows,
     )
-    return Loader(store, np.arange(40) % 5, np.arange(8), np.arange(8, 40), **{**fields, **more})
+    return Loader(store, np.arange(8) % 5, np.arange(8), np.arange(8, 40), **{**fields, **more})
 
 
 def shown(images: torch.Tensor) -> np.ndarray:

@@ -47,7 +47,7 @@ def test_what_was_sent_for_must_be_taken() -> None:
 def test_a_checkpoint_in_between_changes_nothing() -> None:
     averages, resumed = Averages(CPU), Averages(CPU)
     averages.add(result(1.0, used=0.5))
-    resumed.load(averages.state())
+    resumed.load_state_dict(averages.state_dict())
     for one in (averages, resumed):
         one.add(result(4.0, used=0.0))
         one.send(2)

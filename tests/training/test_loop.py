@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 from finessl.models.build import compile_encoder
 from finessl.recipe import Recipe, TrainRecipe
 from finessl.runs.directory import RunDirectory
+from finessl.runtime.device import describe_device
 from finessl.runtime.precision import resolve_precision
-from finessl.training import loop as loop_module
 from finessl.training.experiment import prepare
-from finessl.training.loop import Settings, evaluation_steps, train
+from finessl.training.loop import Settings, train
+from finessl.training.settings import evaluation_interval
 from finessl.training.step import TrainingStep, lr_factor
 
 from .conftest import train_until
@@ -155,7 +156,7 @@ def test_display_without_a_terminal(shapes: Path, tmp_path: Path, capsys: pytest
     text = capsys.readouterr().err
     assert "3 classes, 12 labeled and 60 unlabeled training images, 24 test images" in text.replace("\n", " ")
     assert "step 12: test accuracy" in text
-    assert loop_module.describe_device(torch.device("cpu"))
+    assert describe_device(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("amx", "avx512", "expected"), [(1, 0, "bf16"), (0, 1, "bf16"), (0, 0, "fp32")])
@@ -173,7 +174,7 @@ def test_bf16_where_the_cpu_multiplies_it(
 )
 def test_ten_evaluations_are_enough(steps: int, epoch: int, every: int) -> None:
     recipe = Recipe.read(None, {"data.source": "sample", "train.steps": steps, "train.epoch_steps": epoch})
-    assert evaluation_steps(recipe.train) == every
+    assert evaluation_interval(recipe.train, images_per_step=128, test_images=1) == every
 
 
 def test_a_short_run_records_and_evaluates_about_ten_times(shapes: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The fast step computes what the plain one does: compiled, and recorded as a CUDA graph."""
+"""The fast step computes what the plain one does: compiled, and captured as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from finessl.models.build import compile_encoder
 from finessl.recipe import Recipe
 from finessl.runtime.distributed import Processes
 from finessl.runtime.precision import autocast
-from finessl.training.cuda_graph import CudaGraphForward, CudaGraphStep, accelerate, answering
+from finessl.training.cuda_graph import CudaGraphForward, CudaGraphStep, EagerForward, accelerate, make_forward
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.step import TrainingStep, make_optimizer
@@ -89,14 +89,14 @@ def test_only_a_gpu_records_the_step() -> None:
 @gpu
 @pytest.mark.parametrize("tuning", ["vpt-deep", "lora", "adaptformer", "lp-ft"])
 @pytest.mark.parametrize("method", ["finessl", "freematch", "supervised"])
-def test_recorded_and_plain_steps_are_equal(tuning: str, method: str) -> None:
+def test_captured_and_eager_steps_are_equal(tuning: str, method: str) -> None:
     """Also with dropout (adaptformer), and when what trains changes on the way (lp-ft)."""
     fields = {"tuning.name": tuning, "method.name": method}
     losses, plain = run(*set_up("cuda", **fields), 24)
     experiment, step = set_up("cuda", **fields)
-    recorded = CudaGraphStep(step)
-    again, parameters = run(experiment, recorded, 24)
-    assert recorded.graph is not None
+    captured = CudaGraphStep(step)
+    again, parameters = run(experiment, captured, 24)
+    assert captured.graph is not None
     assert again == pytest.approx(losses, rel=1e-5)
     assert torch.allclose(parameters, plain, rtol=1e-4, atol=1e-6)
 
@@ -106,7 +106,7 @@ def test_recorded_and_plain_steps_are_equal(tuning: str, method: str) -> None:
     ("precision", "method", "tolerance"),
     [("fp32", "finessl", 1e-3), ("fp32", "freematch", 1e-3), ("bf16", "supervised", 2e-2)],  # bf16 may turn an argmax
 )
-def test_compiled_recorded_and_plain_steps_agree(precision: str, method: str, tolerance: float) -> None:
+def test_compiled_captured_and_eager_steps_agree(precision: str, method: str, tolerance: float) -> None:
     fields = {"train.precision": precision, "method.name": method}
     losses, plain = run(*set_up("cuda", **fields), 20)
     experiment, step = set_up("cuda", **fields)
@@ -116,20 +116,20 @@ def test_compiled_recorded_and_plain_steps_agree(precision: str, method: str, to
 
 
 @gpu
-def test_a_network_made_anew_is_recorded_anew() -> None:
+def test_a_reset_network_is_captured_again() -> None:
     experiment, step = set_up("cuda")
-    recorded = CudaGraphStep(step)
-    run(experiment, recorded, 6)
-    first = recorded.graph
+    captured = CudaGraphStep(step)
+    run(experiment, captured, 6)
+    first = captured.graph
     experiment.network.reset()
-    recorded.forget()
-    losses, _ = run(experiment, recorded, 6)
-    assert recorded.graph is not None and recorded.graph is not first
+    captured.clear_optimizer()
+    losses, _ = run(experiment, captured, 6)
+    assert captured.graph is not None and captured.graph is not first
     assert losses == pytest.approx(run(*set_up("cuda"), 6)[0], rel=1e-4)
 
 
 @gpu
-def test_running_statistics_are_recorded_in_order() -> None:
+def test_running_statistics_are_captured_in_order() -> None:
     """BatchNorm moves them in the weak and in the trained pass, which then may not run side by side."""
     fields = {"model.backbone": "resnet18", "data.image_size": 64, "tuning.name": "bn"}
     plain, step = set_up("cuda", **fields)
@@ -140,7 +140,7 @@ def test_running_statistics_are_recorded_in_order() -> None:
         assert torch.allclose(buffer.float(), plain.network.trainable_buffers()[name].float(), rtol=1e-4), name
 
 
-def test_a_step_that_cannot_be_recorded_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_captured_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """With CUDA's part played by stand-ins: after a real failure a process is of no more use to the tests after it."""
 
     @contextmanager
@@ -151,16 +151,16 @@ def test_a_step_that_cannot_be_recorded_says_what_to_do(monkeypatch: pytest.Monk
     for name, stand_in in (("Stream", lambda *a, **k: None), ("CUDAGraph", object), ("graph", refuse)):
         monkeypatch.setattr(torch.cuda, name, stand_in)
     experiment, step = set_up("cpu", **{"method.name": "supervised"})
-    monkeypatch.setattr(CudaGraphStep, "PLAIN", 0)
+    monkeypatch.setattr(CudaGraphStep, "EAGER_STEPS", 0)
     monkeypatch.setattr(TrainingStep, "compute", lambda self, views: None)
     with pytest.raises(FinesslError, match=r"stream is capturing\. .*--no-compile"):
         CudaGraphStep(step)(0, experiment.loader(Processes()).load(0))
-    assert step.beside is None
+    assert step.side_stream is None
 
 
 @gpu
 @pytest.mark.parametrize("tuning", ["vpt-deep", "lora", "full"])
-def test_recorded_answers_follow_the_parameters(tuning: str) -> None:
+def test_captured_forward_follows_the_parameters(tuning: str) -> None:
     torch._dynamo.reset()
     _, step = set_up("cuda", **{"tuning.name": tuning, "train.precision": "bf16"})
     forward, images = CudaGraphForward(step), torch.randn(8, 3, 32, 32, device="cuda", dtype=torch.bfloat16)
@@ -193,7 +193,7 @@ def test_a_function_gets_batches_of_one_size(count: int) -> None:
     assert set(sizes) == {8} and len(sizes) == -(-count // 8) and plain.shape == (count, 3)
 
 
-def test_heads_are_asked_anew_for_every_recorded_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_run_after_every_captured_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head may keep what it has worked out until it trains again (CoOp): nothing of it may be part of the graph. With
     CUDA's part played by stand-ins: a graph that computes again what lay between its beginning and its end."""
     _, step = set_up("cpu")
@@ -240,6 +240,6 @@ def test_evaluation_takes_the_weak_views_batch(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda *a, **k: None)
     experiment, step = set_up("cpu", **{"train.batch_size": batch, "method.name": method})
-    answer, rows = answering(CudaGraphStep(step), experiment.network)
-    assert rows == expected and isinstance(answer, CudaGraphForward) is (expected > 0)
-    assert answering(step, experiment.network) == (experiment.network, 0)
+    forward = make_forward(CudaGraphStep(step))
+    assert forward.batch_size == expected and isinstance(forward, CudaGraphForward) is (expected > 0)
+    assert isinstance(make_forward(step), EagerForward)

@@ -1,0 +1,62 @@
+"""The network's outputs for whole images, without augmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from finessl.data.pixel_store import PixelStore
+from finessl.inference.encode import encode
+from finessl.methods.base import HeadOutputs
+from finessl.runtime.progress import ProgressCallback, no_progress
+from finessl.training.cuda_graph import Forward
+from finessl.training.experiment import Experiment
+
+
+class Evaluator:
+    """Runs a forward pass over a store, in batches of the size that the pass takes.
+
+    Args:
+        forward: the network, or its captured form.
+        precision: of the encoder: fp32, bf16, fp16 or fp8.
+        progress: called with a label, the images done and all of them.
+    """
+
+    def __init__(
+        self, experiment: Experiment, forward: Forward, precision: str, progress: ProgressCallback = no_progress
+    ) -> None:
+        self.experiment, self.forward, self.precision, self.progress = experiment, forward, precision, progress
+
+    def logits(self, store: PixelStore, indices: np.ndarray, label: str = "evaluating") -> Tensor:
+        """Logits [n, C] of the main head."""
+        return self._run(lambda outputs: outputs.logits, store, indices, label)
+
+    def all_logits(self, store: PixelStore, indices: np.ndarray, label: str) -> list[Tensor]:
+        """Logits [n, C] of the main head and, where there is one, of the auxiliary head."""
+        both = self._run(
+            lambda outputs: torch.cat([head for head in outputs if head is not None], 1), store, indices, label
+        )
+        return list(both.split(len(self.experiment.split.classes), 1))
+
+    def _run(
+        self, choose: Callable[[HeadOutputs], Tensor], store: PixelStore, indices: np.ndarray, label: str
+    ) -> Tensor:
+        experiment, network = self.experiment, self.experiment.network
+        network.eval()
+        found = encode(
+            lambda images: choose(self.forward(images)),
+            store,
+            size=experiment.image_size,
+            mean=experiment.mean,
+            std=experiment.std,
+            device=experiment.device,
+            precision=self.precision,
+            indices=indices,
+            rows=self.forward.batch_size,
+            progress=lambda done, total: self.progress(label, done, total),
+        )
+        network.train()
+        return found

@@ -1,0 +1,68 @@
+"""What a finished run writes: the classifier, its predictions, a sample of the unlabeled images, meta.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from finessl.runs.directory import RESUMES, RunDirectory
+from finessl.runtime.device import describe_device
+from finessl.runtime.files import write_arrays, writing
+from finessl.runtime.machine import git_revision
+from finessl.runtime.version import versions
+from finessl.training.diagnostics import evaluate_unlabeled
+from finessl.training.evaluator import Evaluator
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the loop knows at its end."""
+
+    accuracy: float | None
+    test_logits: Tensor | None  # None: the process was killed after the last checkpoint, or there are no test images
+    seconds: float
+    processes: int
+    fingerprint: str  # of the data
+
+
+def write_results(run: RunDirectory, evaluator: Evaluator, results: Results) -> dict[str, Any]:
+    """Write everything; meta.json, which marks the run as finished, comes last. Returns its content."""
+    experiment = evaluator.experiment
+    recipe, test_logits = experiment.recipe, results.test_logits
+    experiment.write_classifier(run.classifier)
+    if experiment.test_store is not None:
+        if test_logits is None:
+            test_logits = evaluator.logits(experiment.test_store, experiment.test_index).cpu()
+        arrays = {
+            "logits": test_logits.numpy(),
+            "labels": experiment.test_labels,
+            "index": experiment.test_index,
+        }
+        with writing(run.path, RESUMES):
+            write_arrays(run.path / "predictions.npz", arrays)
+    evaluate_unlabeled(run.path, evaluator)
+    trainable, total = experiment.network.count()
+    meta = {
+        "finished": True,
+        "accuracy": results.accuracy,
+        **run.recent(recipe.train.epoch_steps),
+        "steps": recipe.train.steps,
+        "seconds": round(results.seconds, 1),
+        "classes": len(experiment.split.classes),
+        "labeled": len(experiment.split.labeled),
+        "unlabeled": len(experiment.split.unlabeled),
+        "test": len(experiment.test_index),
+        "trained_parameters": trainable,
+        "parameters": total,
+        "data_fingerprint": results.fingerprint,
+        "weights_sha256": experiment.weights_sha256,
+        "device": describe_device(experiment.device),
+        "precision": evaluator.precision,
+        "processes": results.processes,
+        "versions": versions(),
+        "revision": git_revision(),
+    }
+    run.write_meta(meta)
+    return meta
