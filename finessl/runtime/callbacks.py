@@ -7,3 +7,7 @@ from collections.abc import Callable
 Progress = Callable[[str, int, int], None]  # (what is being done, items done, items in all)
 Count = Callable[[int, int | None], None]  # (items done, items in all or None where that is not known)
 Log = Callable[[str], None]  # (one line of text)
+
+
+def no_progress(label: str, done: int, total: int) -> None:
+    """The `Progress` of callers that show none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -21,14 +20,8 @@ from rich.text import Text
 
 from finessl.runtime.terminal import console as make_console
 
-ProgressCallback = Callable[[str, int, int], None]  # label, done, total
-
 LINE_SECONDS = 30  # between two lines of progress where there is no terminal
 WIDE = 100  # columns of a terminal that has room for a long bar
-
-
-def no_progress(label: str, done: int, total: int) -> None:
-    """The callback of callers that show no progress."""
 
 
 class NoteColumn(TextColumn):

@@ -11,7 +11,7 @@ from torch import Tensor
 from finessl.data.pixel_store import PixelStore
 from finessl.inference.encode import encode
 from finessl.methods.base import HeadOutputs
-from finessl.runtime.progress import ProgressCallback, no_progress
+from finessl.runtime.callbacks import Progress, no_progress
 from finessl.training.cuda_graph import Forward
 from finessl.training.experiment import Experiment
 
@@ -26,7 +26,7 @@ class Evaluator:
     """
 
     def __init__(
-        self, experiment: Experiment, forward: Forward, precision: str, progress: ProgressCallback = no_progress
+        self, experiment: Experiment, forward: Forward, precision: str, progress: Progress = no_progress
     ) -> None:
         self.experiment, self.forward, self.precision, self.progress = experiment, forward, precision, progress
 

@@ -22,11 +22,10 @@ from finessl.data.sampler import CACHE, generator
 from finessl.data.views import Draws, normalise
 from finessl.errors import FinesslError
 from finessl.models.network import Network
+from finessl.runtime.callbacks import Progress
 from finessl.runtime.precision import autocast
 
 BATCH = 128  # images encoded at a time; also the unit of the random draws, and so the same on every device
-
-Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class OneOf:
 class CachedLoader(Loader):
     """A loader whose views are features [n, dim], which a network takes as they are. Call `fill` before the rest."""
 
-    def fill(self, network: Network, draws: int, precision: str, progress: Report) -> None:
+    def fill(self, network: Network, draws: int, precision: str, progress: Progress) -> None:
         """Compute the features of `draws` views of each kind, for the images of which the method sees that kind."""
         wanted = [self.labeled if self.weak is None else np.union1d(self.labeled, self.unlabeled)]
         if self.strong_views:
