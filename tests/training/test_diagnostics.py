@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from finessl.methods import create
+from finessl.methods import METHODS, create
 from finessl.methods.base import Batch, HeadOutputs, Outputs, Result, Task
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
+from finessl.runtime.distributed import Processes
 from finessl.training import diagnostics
 from finessl.training.diagnostics import NOVEL, Diagnostics, evenly
+from finessl.training.experiment import prepare
 from finessl.training.loop import Settings, train
 
 from .conftest import train_until
@@ -204,3 +206,19 @@ def test_looking_back_costs_a_share_of_training(shapes: Path, tmp_path: Path, mo
     passes = recipe.train.steps * recipe.train.batch_size  # labeled images alone
     with np.load(tmp_path / "run" / "unlabeled.npz") as saved:
         assert len(saved["index"]) == passes // 20
+
+
+def test_methods_give_their_class_statistics() -> None:
+    """By contract: [C] tensors, which an epoch's line of metrics then holds."""
+    task = Task(classes=3, unlabeled=600, steps=1000, labeled=30)
+    for name in METHODS.names():
+        statistics = create(name, task).class_statistics()
+        assert all(len(per_class) == 3 for per_class in statistics.values()), name
+        assert list(statistics) == {"finessl": ["pace", "margin"], "flexmatch": ["pace"]}.get(name, [])
+
+
+def test_the_loader_knows_no_hidden_label(shapes: Path) -> None:
+    experiment = prepare(Recipe.read(None, {**TINY, "data.source": str(shapes)}), None, torch.device("cpu"))
+    loader, split = experiment.loader(Processes()), experiment.split
+    assert len(experiment.labels) == len(loader.labels) == len(split.labeled) < len(split.unlabeled)
+    assert np.array_equal(loader.labels, split.labels(experiment.dataset)[split.labeled])
