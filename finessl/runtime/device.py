@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+from collections.abc import Iterator
 
 import torch
 
@@ -33,3 +35,18 @@ def describe_device(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"{platform.processor() or platform.machine()} CPU, {threads} thread{'s' if threads > 1 else ''}"
+
+
+@contextlib.contextmanager
+def memory_errors(device: torch.device, remedy: str) -> Iterator[None]:
+    """Turn an allocation that fails into an error that says what to try."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else 0
+        size = f" ({memory / 2**30:.0f} GiB)" if memory else ""
+        raise FinesslError(f"{device} has too little memory{size} for this. {remedy}") from error
+    except RuntimeError as error:
+        if "not enough memory" not in str(error):  # PyTorch's words for the CPU
+            raise
+        raise FinesslError(f"this machine has too little memory for this. {remedy}") from error

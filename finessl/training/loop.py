@@ -28,7 +28,7 @@ from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import check_places
 from finessl.runs.metrics_log import MetricsLog
 from finessl.runtime.compile import start_compilers
-from finessl.runtime.device import resolve_device
+from finessl.runtime.device import memory_errors, resolve_device
 from finessl.runtime.distributed import Processes, processes
 from finessl.runtime.precision import DTYPES, resolve_precision
 from finessl.runtime.progress import Display
@@ -39,7 +39,7 @@ from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.evaluator import Evaluator
 from finessl.training.experiment import prepare
 from finessl.training.feature_cache import CachedLoader
-from finessl.training.messages import announcement, not_finite, progress_note, stopped
+from finessl.training.messages import announcement, not_finite, out_of_memory_remedy, progress_note, stopped
 from finessl.training.results import Results, write_results
 from finessl.training.settings import Settings, check_out, check_step_fits, diagnostics_interval, evaluation_interval
 from finessl.training.step import TrainingStep, all_finite, lr_factor
@@ -68,7 +68,8 @@ def train(
             display.say(f"{run.path} is finished: nothing to do. Its figures are in {run.meta_file}.")
             return run.meta()
         world.first_does(lambda: lock.enter_context(run.held(recipe)))
-        return Training(recipe, run, settings, device, world, display, dataset).run()
+        with memory_errors(device, out_of_memory_remedy(recipe)):
+            return Training(recipe, run, settings, device, world, display, dataset).run()
 
 
 class Training:

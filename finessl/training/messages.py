@@ -76,3 +76,11 @@ def not_finite(run: RunDirectory, recipe: Recipe, step: int) -> FinesslError:
 
 def stopped(step: int, steps: int, signal: int) -> Stopped:
     return Stopped(f"stopped at step {step} of {steps}; the same command resumes there.", signal)
+
+
+def out_of_memory_remedy(recipe: Recipe) -> str:
+    train, data = recipe.train, recipe.data
+    return (
+        f"With another --out, try a smaller --batch-size (now {train.batch_size}), --mu (now {train.mu}), --strong-views "
+        f"(now {data.strong_views}) or --image-size, --precision bf16, or a smaller --backbone."
+    )

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from finessl.errors import FinesslError
 from finessl.models.build import compile_encoder
 from finessl.recipe import Recipe, TrainRecipe
 from finessl.runs.directory import RunDirectory
@@ -211,3 +212,17 @@ def test_pretrained_weights_learn_at_a_rate_they_stand(fields: dict[str, object]
     )
     groups = prepare(recipe, None, torch.device("cpu")).optimizer().param_groups
     assert {group["name"]: group["lr"] for group in groups} == {"backbone": inside, "heads": recipe.train.lr}
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("[enforce] not enough memory: you tried")]
+)
+def test_too_little_memory_is_a_sentence(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(TrainingStep, "compute", fail)
+    with pytest.raises(FinesslError, match=r"too little memory.* smaller --batch-size \(now 4\)"):
+        train(recipe(shapes), tmp_path / "run", SETTINGS)
