@@ -10,39 +10,13 @@ from finessl.data.dataset import Dataset
 from finessl.errors import FinesslError
 from finessl.inference.classifier import Classifier, load
 from finessl.recipe import Recipe
+from finessl.recipe.catalog import short_names
 from finessl.registry import nearest
 from finessl.training.loop import Settings
 from finessl.training.loop import train as run_recipe
 
-# Short names for the fields that people set most; any other field goes by its dotted name in `settings=`.
-SHORT = {
-    "root": "data.root",
-    "test": "data.test",
-    "labels": "source.labels",
-    "download": "source.download",
-    "path_column": "source.path_column",
-    "label_column": "source.label_column",
-    "image_size": "data.image_size",
-    "strong_views": "data.strong_views",
-    "strict": "data.strict",
-    "split": "split.name",
-    "labels_per_class": "split.labels_per_class",
-    "backbone": "model.backbone",
-    "weights": "model.weights",
-    "tuning": "tuning.name",
-    "head": "head.name",
-    "head_init": "head.init",
-    "text_features": "head.text_features",
-    "method": "method.name",
-    "steps": "train.steps",
-    "batch_size": "train.batch_size",
-    "mu": "train.mu",
-    "lr": "train.lr",
-    "backbone_lr": "train.backbone_lr",
-    "precision": "train.precision",
-    "cache_features": "train.cache_features",
-    "seed": "seed",
-}
+# Short names of the fields that people set most; any other field goes by its dotted name in `settings=`.
+SHORT = {name: setting.name for name, setting in short_names().items()}
 
 
 def make_recipe(
@@ -82,7 +56,8 @@ def train(
 ) -> Classifier:
     """Train on `data` (folder, table or data set name) in directory `out`, and return the classifier.
 
-    `fields` are the short names of the command line (method=, tuning=, backbone=, weights=, steps=, lr=, seed=…);
+    `fields` are the short names of the command line (method=, tuning=, backbone=, weights=, steps=, lr=, seed=…; `finessl
+    list fields` shows all);
     `settings` sets any recipe field by its dotted name, {"method.alpha": 4.0}; `plugins` names files or modules that
     register methods of your own. Calling it again with the same `out` resumes or, when the run is finished, just loads
     it.

@@ -13,3 +13,31 @@ class Stopped(FinesslError):
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
         self.status = 128 + signal  # as a shell reports a process that the signal ended
+
+
+class Mistakes:
+    """Collects the sentences of several errors, each once.
+
+    mistakes = Mistakes()
+    for cell in cells:
+        with mistakes:
+            check(cell)
+    mistakes.report()
+    """
+
+    def __init__(self) -> None:
+        self.sentences: dict[str, None] = {}
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, FinesslError) or isinstance(error, Stopped):
+            return False
+        self.sentences |= dict.fromkeys(str(error).splitlines())
+        return True
+
+    def report(self) -> None:
+        """Raise what was collected as one error."""
+        if self.sentences:
+            raise FinesslError("\n".join(self.sentences))

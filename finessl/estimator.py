@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import tempfile
 from collections.abc import Sequence
@@ -19,9 +20,12 @@ from finessl.data.images import ArrayImages, FileImages, Images, to_bytes
 from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 from finessl.inference.evaluate import predict_images
+from finessl.registry import nearest
 
-# Short names that say where a data set is and how it is read; here X and y are the data.
-OF_DATA = {"root", "test", "strict", *(name for name, field in SHORT.items() if field.startswith("source."))}
+# Short names, without those that say where a data set is and how it is read: here X and y are the data.
+FIELDS = [
+    name for name, field in SHORT.items() if name not in ("root", "test", "strict") and not field.startswith("source.")
+]
 
 
 class InputError(FinesslError, ValueError):
@@ -37,9 +41,9 @@ class FineSSLClassifier(ClassifierMixin, BaseEstimator):
         model = FineSSLClassifier(backbone="embedded", steps=300).fit(X, y)
         model.predict(X_new)
 
-    The arguments are those of `finessl.train`; None takes the recipe's value. `settings` sets any recipe field by its
-    dotted name, {"method.alpha": 4.0}. `out` keeps the run directory; leave it None in a search or cross-validation,
-    where each fit is another run.
+    The arguments are those of `finessl.train` (`finessl list fields`); None takes the recipe's value. `settings` sets any
+    recipe field by its dotted name, {"method.alpha": 4.0}. `out` keeps the run directory; leave it None in a search or
+    cross-validation, where each fit is another run.
 
     After fit: `classes_`, `classifier_` (a finessl.Classifier), `transduction_` (predicted labels of X).
     """
@@ -48,56 +52,25 @@ class FineSSLClassifier(ClassifierMixin, BaseEstimator):
         self,
         *,
         recipe: str | Path | None = None,
-        method: str | None = None,
-        tuning: str | None = None,
-        backbone: str | None = None,
-        weights: str | Path | None = None,
-        head: str | None = None,
-        head_init: str | None = None,
-        text_features: str | Path | None = None,
-        split: str | None = None,
-        labels_per_class: int | None = None,
-        steps: int | None = None,
-        batch_size: int | None = None,
-        mu: int | None = None,
-        lr: float | None = None,
-        backbone_lr: float | None = None,
-        image_size: int | None = None,
-        strong_views: int | None = None,
-        precision: str | None = None,
-        cache_features: int | None = None,
-        seed: int | None = None,
         settings: dict[str, Any] | None = None,
         plugins: Sequence[str] | None = None,
         out: str | Path | None = None,
         device: str = "auto",
         quiet: bool = True,
+        **fields: Any,
     ) -> None:
+        if unknown := [name for name in fields if name not in FIELDS]:
+            raise TypeError(
+                f"unknown argument {unknown[0]!r}{nearest(unknown[0], FIELDS) or '.'} Known: {', '.join(FIELDS)}."
+            )
         self.recipe = recipe
-        self.method = method
-        self.tuning = tuning
-        self.backbone = backbone
-        self.weights = weights
-        self.head = head
-        self.head_init = head_init
-        self.text_features = text_features
-        self.split = split
-        self.labels_per_class = labels_per_class
-        self.steps = steps
-        self.batch_size = batch_size
-        self.mu = mu
-        self.lr = lr
-        self.backbone_lr = backbone_lr
-        self.image_size = image_size
-        self.strong_views = strong_views
-        self.precision = precision
-        self.cache_features = cache_features
-        self.seed = seed
         self.settings = settings
         self.plugins = plugins
         self.out = out
         self.device = device
         self.quiet = quiet
+        for name in FIELDS:
+            setattr(self, name, fields.get(name))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -126,7 +99,7 @@ class FineSSLClassifier(ClassifierMixin, BaseEstimator):
         ids = np.full(len(labels), -1, np.int64)
         ids[known] = numbers
         dataset = Dataset("arrays", [str(name) for name in classes], images, ids, None, None, known, strict=True)
-        options = {name: getattr(self, name) for name in SHORT if name not in OF_DATA}
+        options = {name: getattr(self, name) for name in FIELDS}
         with tempfile.TemporaryDirectory(prefix="finessl-") as scratch:
             self.classifier_ = train(
                 dataset,
@@ -172,6 +145,17 @@ class FineSSLClassifier(ClassifierMixin, BaseEstimator):
             raise InputError("y holds no label, only marks of unlabeled images: there is nothing to score.")
         weight = None if sample_weight is None else np.asarray(sample_weight)[known]
         return float(np.average(predicted[known] == labels[known], weights=weight))
+
+
+def name_parameters(init: Any) -> None:
+    """Give `init` one parameter per field in place of `**fields`: scikit-learn and `help` read the signature."""
+    signature = inspect.signature(init)
+    kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in FIELDS]
+    init.__signature__ = signature.replace(parameters=[*kept, *fields])
+
+
+name_parameters(FineSSLClassifier.__init__)
 
 
 def as_images(X: Any) -> Images:

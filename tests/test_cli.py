@@ -162,12 +162,13 @@ def test_mistakes_in_the_options(shapes: Path, tmp_path: Path) -> None:
 def test_mistakes_are_found_before_an_image_is_read(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from finessl.runs import inputs
     from finessl.training import experiment
 
     def never(*arguments: object, **options: object) -> None:
         raise AssertionError("the data was opened")
 
-    monkeypatch.setattr(experiment, "open_dataset", never)
+    monkeypatch.setattr(inputs, "open_dataset", never)
     monkeypatch.setattr(experiment, "create_backbone", never)
     with pytest.raises(FinesslError, match="did you mean rank(.|\n)*did you mean threshold"):
         call("train", shapes, "--out", tmp_path / "run", "-n", "2", *TINY, "--method", "fixmatch",

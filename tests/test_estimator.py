@@ -23,7 +23,7 @@ from finessl import FineSSLClassifier
 from finessl.api import SHORT
 from finessl.data.dataset import Dataset
 from finessl.errors import FinesslError
-from finessl.estimator import OF_DATA
+from finessl.estimator import FIELDS
 from finessl.inference.classifier import squash
 
 FAST: dict[str, Any] = dict(
@@ -111,7 +111,7 @@ def test_a_fold_with_one_class_is_explained() -> None:
 def test_parameters() -> None:
     model = FineSSLClassifier(backbone="embedded", settings={"method.alpha": 4.0})
     names = {name for name in inspect.signature(FineSSLClassifier).parameters}
-    assert names >= set(SHORT) - OF_DATA, "each short name of finessl.train is a parameter"
+    assert names >= set(FIELDS), "each short name of finessl.train is a parameter"
     assert names - set(SHORT) <= {"recipe", "settings", "plugins", "out", "device", "quiet"}
     assert clone(model).get_params() == model.get_params()
     assert repr(model) == "FineSSLClassifier(backbone='embedded', settings={'method.alpha': 4.0})"

@@ -1,6 +1,7 @@
-"""The command line: one module per verb or group of verbs. Each verb is a thin function.
+"""The command line: a module per verb, each a thin function.
 
-torch and timm are imported inside the functions, so that --help is fast.
+torch and timm are imported inside the functions, and a verb's options are built when the verb is called, so that --help
+is fast.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 import typer.core
+from typer.main import get_command
 
+from finessl.cli.options import expand
 from finessl.errors import FinesslError
 from finessl.runtime.terminal import discard_stdout, prepare_streams
 
@@ -23,20 +27,54 @@ VERBS = (
 )  # fmt: skip
 
 
-class InOrderOfWork(typer.core.TyperGroup):
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=VERBS.index)
+class Verbs(typer.Typer):
+    """A group of verbs whose options are built when the verb is called: some are generated from the recipe's schema."""
+
+    def __init__(self, order: tuple[str, ...] = (), **settings: Any) -> None:
+        self.verbs: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {}  # name → function, typer's settings
+        verbs = self.verbs
+
+        class Group(typer.core.TyperGroup):
+            def list_commands(self, ctx: Any) -> list[str]:
+                return sorted({*verbs, *self.commands}, key=(order or tuple(verbs)).index)
+
+            def get_command(self, ctx: Any, cmd_name: str) -> Any:
+                if cmd_name in verbs and cmd_name not in self.commands:
+                    function, settings = verbs[cmd_name]
+                    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+                    single.command(cmd_name, **settings)(expand(function))
+                    self.commands[cmd_name] = get_command(single)
+                return super().get_command(ctx, cmd_name)
+
+            def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+                if args[0] not in verbs:  # the nearest name is suggested, among all of them
+                    [self.get_command(ctx, name) for name in verbs]
+                return super().resolve_command(ctx, args)
+
+            def format_commands(self, ctx: Any, formatter: Any) -> None:
+                with formatter.section("Commands"):
+                    formatter.write_dl([(name, self.summary(ctx, name)) for name in self.list_commands(ctx)])
+
+            def summary(self, ctx: Any, name: str) -> str:
+                """The first line of the verb's description."""
+                text = verbs[name][0].__doc__ if name in verbs else self.commands[name].help
+                return (text or "").strip().partition("\n")[0]
+
+        super().__init__(
+            cls=Group, no_args_is_help=True, add_completion=False,
+            rich_markup_mode=None,  # plain help: at 80 columns, panels leave a third of the width for the text
+            pretty_exceptions_enable=False, **settings,
+        )  # fmt: skip
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:  # type: ignore[override]
+        def add(function: Callable[..., None]) -> Callable[..., None]:
+            self.verbs[name or function.__name__] = function, settings
+            return function
+
+        return add
 
 
-app = typer.Typer(
-    name="finessl",
-    cls=InOrderOfWork,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,  # plain help: at 80 columns, panels leave a third of the width for the text
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+app = Verbs(VERBS, name="finessl", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 
 
 def show_version(asked: bool) -> None:
@@ -58,20 +96,25 @@ def options(
 
 from finessl.cli import (  # noqa: E402 - each adds its verbs to `app`
     audit,  # noqa: F401
-    benchmarks,  # noqa: F401
+    bench,  # noqa: F401
     cache,  # noqa: F401
-    data,  # noqa: F401
+    compare,  # noqa: F401
     demo,  # noqa: F401
+    doctor,  # noqa: F401
     evaluate,  # noqa: F401
     export,  # noqa: F401
-    grid,  # noqa: F401
+    figure,  # noqa: F401
+    inspection,  # noqa: F401
     listing,  # noqa: F401
+    paper,  # noqa: F401
     predict,  # noqa: F401
     probe,  # noqa: F401
     quick,  # noqa: F401
     report,  # noqa: F401
+    resume,  # noqa: F401
     select,  # noqa: F401
     serve,  # noqa: F401
+    split,  # noqa: F401
     studio,  # noqa: F401
     train,  # noqa: F401
 )

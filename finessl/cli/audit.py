@@ -9,17 +9,18 @@ from typing import Annotated
 import typer
 
 from finessl.cli import app
+from finessl.cli.options import Device, Moved
 
 
 @app.command(no_args_is_help=True)
 def audit(
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
-    count: Annotated[int, typer.Option("--count", "-k", help="Images to judge.", min=1)] = 100,
+    count: Annotated[int, typer.Option("--count", "-k", help="Number of images to judge.", min=1)] = 100,
     out: Annotated[Path | None, typer.Option(help="CSV to write: number, path, label (empty).")] = None,
     answers: Annotated[Path | None, typer.Option(help="The CSV with its label column filled in.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
-    weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    weights: Moved = None,
+    device: Device = "auto",
 ) -> None:
     """Measure accuracy without a test set, by a judged random sample.
 

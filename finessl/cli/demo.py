@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from finessl.cli import app
+from finessl.cli.options import Device
 
 if TYPE_CHECKING:
     from finessl.sweeps.compare import Cell, Row
@@ -29,16 +30,18 @@ class Demo:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the runs and the picture.")] = Path("runs/demo"),
     seeds: Annotated[int, typer.Option(help="Number of seeds; more than one: mean ± standard deviation.", min=1)] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Train on the sample images that come with the package.
 
     4 labels per class, a small backbone; two to four minutes on two CPU cores.
     """
-    from finessl.cli.grid import show_rows
+    from finessl.sweeps.compare import tabulate
+    from finessl.sweeps.table import show
 
     result = run_demo(out, seeds=seeds, device=device)
-    show_rows(result.rows, ["method"], f"sample: 10 classes, 4 labels each, {seeds} seed{'s' if seeds > 1 else ''}")
+    title = f"sample: 10 classes, 4 labels each, {seeds} seed{'s' if seeds > 1 else ''}"
+    show(tabulate(result.rows, ["method"], title))
     print(f"picture: {result.picture}")
     print(f"your turn: finessl train YOUR_FOLDER   or   finessl predict {result.cells[-1].run.path} IMAGE.jpg")
     print(f"report: {result.report.resolve()}")

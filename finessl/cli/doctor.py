@@ -1,4 +1,4 @@
-"""What this machine has for finessl, what is missing, and how to get it: `finessl doctor`."""
+"""finessl doctor: what this machine has, what is missing, and how to get it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import typer
+
+from finessl.cli import app
 
 REQUIRED = ("torch", "torchvision", "timm", "safetensors", "numpy", "pillow", "matplotlib", "typer", "rich")
 EXTRAS = {
@@ -28,6 +32,24 @@ class Finding:
     state: Literal["ok", "none", "problem"]  # none: optional, and not there
     what: str
     finding: str
+
+
+@app.command()
+def doctor() -> None:
+    """Show versions, device and memory, and what is not installed."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from finessl.runtime.terminal import console
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    colours = {"ok": "green", "none": "yellow", "problem": "red"}
+    found = examine()
+    for line in found:
+        table.add_row(Text(line.state, style=colours[line.state]), line.what, line.finding)
+    console().print(table)
+    if any(line.state == "problem" for line in found):
+        raise typer.Exit(1)
 
 
 def examine() -> list[Finding]:
@@ -88,7 +110,7 @@ def machine() -> list[Finding]:
 
 def files() -> list[Finding]:
     findings = []
-    assets = Path(__file__).parent / "assets"
+    assets = Path(__file__).parents[1] / "assets"
     for name, file in (("embedded backbone", "embedded.safetensors"), ("sample images", "sample/train")):
         if (assets / file).exists():
             findings.append(Finding("ok", name, "inside the package"))

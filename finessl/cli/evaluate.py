@@ -8,35 +8,35 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from finessl.cli import app
-from finessl.cli.train import LABEL_COLUMN_HELP, PATH_COLUMN_HELP, Plugins
+from finessl.cli.options import Device, Fields, Json, Moved, Plugins, Run, recipe_options
 
 if TYPE_CHECKING:
     from finessl.inference.evaluate import Evaluation
 
 
 @app.command(no_args_is_help=True)
+@recipe_options("root", "path_column", "label_column")
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run directory, or its classifier/ folder.", show_default=False)],
+    *,
+    run: Run,
     data: Annotated[
         str | None,
         typer.Argument(
-            help="Labeled images: class folders, a table, or a data set's name. (default: the run's test images)"
+            help="Labeled images: class folders, a table, or a data set's name. [default: the run's test images]"
         ),
     ] = None,
-    root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
-    path_column: Annotated[str | None, typer.Option(help=PATH_COLUMN_HELP)] = None,
-    label_column: Annotated[str | None, typer.Option(help=LABEL_COLUMN_HELP)] = None,
+    fields: Fields,
     include_unlabeled: Annotated[
         bool,
         typer.Option(
             "--include-unlabeled",
-            help="Also measure on images of DATA that training used without their labels. (default: leave them out)",
+            help="Also measure on images of DATA that training used without their labels.",
         ),
     ] = False,
-    weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+    weights: Moved = None,
     plugin: Plugins = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = "auto",
+    json_: Json = False,
 ) -> None:
     """Measure the accuracy of a trained classifier.
 
@@ -53,9 +53,7 @@ def evaluate(
         result = evaluate_run(
             run,
             data,
-            root=root,
-            path_column=path_column,
-            label_column=label_column,
+            **fields,
             weights=weights,
             device=device,
             include_unlabeled=include_unlabeled,

@@ -8,19 +8,19 @@ from typing import Annotated
 import typer
 
 from finessl.cli import app
-from finessl.cli.train import Plugins
+from finessl.cli.options import Moved, Plugins, Run
 
 
 @app.command(no_args_is_help=True)
 def export(
-    run: Annotated[Path, typer.Argument(help="Run directory, or its classifier/ folder.", show_default=False)],
+    run: Run,
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.", show_default=False)],
     format: Annotated[
         str, typer.Option(help="onnx: for ONNX Runtime. pt2: for PyTorch alone. timm: merged weights for timm.")
     ] = "onnx",
     precision: Annotated[str, typer.Option(help="Numbers of the onnx model: fp32, fp16 or int8.")] = "fp32",
-    opset: Annotated[int | None, typer.Option(help="ONNX opset. (default: 18)", show_default=False)] = None,
-    weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+    opset: Annotated[int | None, typer.Option(help="ONNX opset. [default: 18]", show_default=False)] = None,
+    weights: Moved = None,
     plugin: Plugins = None,
 ) -> None:
     """Write a finished run as files that need no finessl.

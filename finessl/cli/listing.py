@@ -1,4 +1,4 @@
-"""finessl list, finessl doctor."""
+"""finessl list."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Annotated
 import typer
 
 from finessl.cli import app
-from finessl.cli.train import Plugins
+from finessl.cli.options import Plugins
 
-KINDS = ("methods", "tunings", "backbones", "datasets", "splits", "heads", "weak-views", "strong-views", "recipes")
+KINDS = ("methods", "tunings", "backbones", "datasets", "splits", "heads", "weak-views", "strong-views", "recipes",
+         "fields")  # fmt: skip
 
 
 @app.command("list")
 def list_(
-    kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}. (default: all)")] = None,
+    kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}. [default: all]")] = None,
     options: Annotated[
         bool, typer.Option("--options", "-o", help="Also list each one's options and their defaults.")
     ] = False,
@@ -40,22 +41,3 @@ def list_(
             for option in its_options:
                 table.add_row("", Text(option, style="dim"))
         out.print(table, "")
-
-
-@app.command()
-def doctor() -> None:
-    """Show versions, device and memory, and what is not installed."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from finessl.cli.doctor import examine
-    from finessl.runtime.terminal import console
-
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    colours = {"ok": "green", "none": "yellow", "problem": "red"}
-    found = examine()
-    for line in found:
-        table.add_row(Text(line.state, style=colours[line.state]), line.what, line.finding)
-    console().print(table)
-    if any(line.state == "problem" for line in found):
-        raise typer.Exit(1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finessl.cli import app
-from finessl.cli.train import Plugins
+from finessl.cli.options import Device, Moved, Plugins, Run
 
 if TYPE_CHECKING:
     from finessl.inference.bulk import Results
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @app.command(no_args_is_help=True)
 def predict(
-    run: Annotated[Path, typer.Argument(help="Run directory, or its classifier/ folder.", show_default=False)],
+    run: Run,
     images: Annotated[
         list[Path],
         typer.Argument(
@@ -30,10 +30,10 @@ def predict(
         Path | None,
         typer.Option(
             help="Output file; the suffix chooses .csv, .json, .jsonl or .parquet. Without a suffix: a folder of Parquet "
-            "parts, which the same command resumes. (default: CSV to stdout)"
+            "parts, which the same command resumes. [default: CSV to stdout]"
         ),
     ] = None,
-    top: Annotated[int, typer.Option(help="Show the N most likely classes per image.", min=1, metavar="N")] = 1,
+    top: Annotated[int, typer.Option(help="Top-k classes per image.", min=1, metavar="N")] = 1,
     excel: Annotated[
         bool,
         typer.Option(
@@ -42,37 +42,38 @@ def predict(
     ] = False,
     min_confidence: Annotated[
         float | None,
-        typer.Option(help="Leave the label empty below this confidence, 0 to 1.", min=0, max=1, metavar="P"),
+        typer.Option(help="Minimum confidence, 0 to 1; below it the label is empty.", min=0, max=1, metavar="P"),
     ] = None,
     coverage: Annotated[
         float | None,
-        typer.Option(
-            help="Label this share of the images, the most confident first, 0 to 1.", min=0, max=1, metavar="C"
-        ),
+        typer.Option(help="Share of the images to label, 0 to 1, the most confident first.", min=0, max=1, metavar="C"),
     ] = None,
     sort_into: Annotated[
         Path | None,
         typer.Option(help="Copy the images to DIR/<label>, those without a label to DIR/unsure.", metavar="DIR"),
     ] = None,
-    link: Annotated[bool, typer.Option("--link", help="With --sort-into: symbolic links instead of copies.")] = False,
+    link: Annotated[bool, typer.Option("--link", help="Symbolic links instead of copies (with --sort-into).")] = False,
     embeddings: Annotated[
         Path | None, typer.Option(help="Also write the tuned backbone's features: .npz or .parquet.", metavar="FILE")
     ] = None,
     table: Annotated[
         str | None,
         typer.Option(
-            help="With --out DIR: also all parts as one file, DIR/all.FORM: csv, json, jsonl, parquet.", metavar="FORM"
+            help="Also all parts as one file, DIR/all.FORM: csv, json, jsonl or parquet (with --out DIR).",
+            metavar="FORM",
         ),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(help="With --out DIR: processes, or actors of Ray. (default: one per core, or per GPU)", min=1),
+        typer.Option(help="Processes, or actors of Ray (with --out DIR). [default: one per core, or per GPU]", min=1),
     ] = None,
-    engine: Annotated[str, typer.Option(help="With --out DIR: local, or ray for many machines.")] = "local",
-    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster. (default: start one here)")] = None,
-    weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+    engine: Annotated[
+        str, typer.Option(help="Where parts run (with --out DIR): local, or ray for many machines.")
+    ] = "local",
+    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster. [default: start one here]")] = None,
+    weights: Moved = None,
     plugin: Plugins = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Predict the classes of new images.
 

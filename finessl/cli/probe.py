@@ -7,21 +7,26 @@ from typing import Annotated
 import typer
 
 from finessl.cli import app
+from finessl.cli.options import Device, Fields, Json, recipe_options
 
 
 @app.command(no_args_is_help=True)
+@recipe_options("root", "weights", "image_size")
 def probe(
-    data: Annotated[str, typer.Argument(help="A source with train and test images.", show_default=False)],
-    root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
-    backbone: Annotated[str, typer.Option(help="Alias or timm name.")] = "embedded",
-    weights: Annotated[str | None, typer.Option(help="The backbone's weights.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels at the input.")] = None,
+    *,
+    data: Annotated[
+        str, typer.Argument(help="Data with training and test images, as for finessl train.", show_default=False)
+    ],
+    backbone: Annotated[str, typer.Option(help="Backbone (finessl list backbones), or any timm name.")] = "embedded",
+    fields: Fields,
     labels_per_class: Annotated[
-        int, typer.Option("--labels-per-class", "-n", help="For the few-label prototypes.")
+        int, typer.Option("--labels-per-class", "-n", help="Labels per class of the class means.")
     ] = 4,
-    precision: Annotated[str, typer.Option(help="fp32; bf16, fp8 or auto: faster, less exact.")] = "fp32",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    precision: Annotated[
+        str, typer.Option(help="Number format: fp32; bf16, fp8 and auto are faster and less exact.")
+    ] = "fp32",
+    device: Device = "auto",
+    json_: Json = False,
 ) -> None:
     """Measure a backbone's frozen features on some data.
 
@@ -37,7 +42,7 @@ def probe(
     target = resolve_device(device)
     with Display() as display:
         result = measure(
-            data, root=root, backbone=backbone, weights=weights, image_size=image_size, device=target,
+            data, **fields, backbone=backbone, device=target,
             labels_per_class=labels_per_class, precision=resolve_precision(precision, target), progress=display.update,
         )  # fmt: skip
     if json_:

@@ -8,47 +8,31 @@ from typing import Annotated, Any
 import typer
 
 from finessl.cli import app
-from finessl.cli.train import DATA_HELP, LABEL_COLUMN_HELP, PATH_COLUMN_HELP
+from finessl.cli.options import Data, Device, Fields, Json, Quiet, Set, recipe_options
 
-Text = str | None
-WEIGHTS_HELP = "A backbone's weights file, NAME=FILE; repeat for several. (default: the hub's cache)"
+WEIGHTS_HELP = "A backbone's weights file, NAME=FILE; repeatable. [default: the hub's cache]"
 BACKBONE_HELP = (
-    "Backbones to compare, with commas (finessl list backbones); auto: those given by --weights, fetched before, or "
-    "built in."
+    "Backbones to compare, separated by commas (finessl list backbones); auto: those given by --weights, fetched before, "
+    "or built in."
 )
-LABELS_HELP = "Table with the columns path and label, such as the filled-in list of finessl select."
 
 
 @app.command(no_args_is_help=True)
+@recipe_options(
+    "labels", "root", "path_column", "label_column", "test", "labels_per_class", "split", "text_features", "seed",
+    "image_size", "precision",
+)  # fmt: skip
 def quick(
-    data: Annotated[str, typer.Argument(help=DATA_HELP, show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Run directory to write. (default: only print the table)")] = None,
-    labels: Annotated[Text, typer.Option(help=LABELS_HELP)] = None,
-    root: Annotated[Text, typer.Option(help="Folder containing the named data set.")] = None,
-    path_column: Annotated[Text, typer.Option(help=PATH_COLUMN_HELP)] = None,
-    label_column: Annotated[Text, typer.Option(help=LABEL_COLUMN_HELP)] = None,
-    test: Annotated[Text, typer.Option(help="Folder or table of labeled images to test on.")] = None,
-    labels_per_class: Annotated[
-        int | None,
-        typer.Option("--labels-per-class", "-n", help="Keep N labels per class and treat the rest as unlabeled."),
-    ] = None,
-    split: Annotated[
-        Text, typer.Option(help="How labels are chosen, or a saved split file (finessl list splits).")
-    ] = None,
+    *,
+    data: Data,
+    out: Annotated[Path | None, typer.Option(help="Run directory to write. [default: only print the table]")] = None,
     backbone: Annotated[str, typer.Option(help=BACKBONE_HELP)] = "auto",
     weights: Annotated[list[str] | None, typer.Option(help=WEIGHTS_HELP)] = None,
-    text_features: Annotated[
-        Text, typer.Option(help="FILE.npy with the class names' text features, for zero-shot without a text tower.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
-    image_size: Annotated[int | None, typer.Option(help="Pixels at the input. (default: the backbone's)")] = None,
-    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any recipe field: --set source.download=true")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    fields: Fields,
+    set_: Set = None,
+    device: Device = "auto",
+    json_: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Classify with frozen features, in seconds.
 
@@ -61,11 +45,7 @@ def quick(
     from finessl.runtime.progress import Display
     from finessl.training.quick import quick as run
 
-    fields: dict[str, Any] = dict(
-        root=root, path_column=path_column, label_column=label_column, test=test,
-        labels=labels, labels_per_class=labels_per_class, split=split, image_size=image_size,
-        seed=seed, precision=precision,
-    )  # fmt: skip
+    text_features = fields.pop("text_features", None)
     recipe = make_recipe(None, fields, {"data.source": data, **dict(map(parse_setting, set_ or []))})
     backbones = candidate_backbones(backbone, named_files(weights or []))
     with Display(quiet=quiet) as display:

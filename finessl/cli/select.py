@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finessl.cli import app
-from finessl.cli.quick import LABELS_HELP, WEIGHTS_HELP, named_files
+from finessl.cli.options import Device, Fields, recipe_options
+from finessl.cli.quick import WEIGHTS_HELP, named_files
 from finessl.errors import FinesslError
 
 if TYPE_CHECKING:
@@ -21,25 +22,25 @@ COLUMNS = ("rank", "path", "suggested", "label")
 
 
 @app.command(no_args_is_help=True)
+@recipe_options("labels", "root", "precision", "seed")
 def select(
+    *,
     data: Annotated[str, typer.Argument(help="A folder of images, or any data that train takes.", show_default=False)],
     out: Annotated[Path, typer.Option(help="CSV to write: rank, path, suggested, label (empty).", show_default=False)],
-    count: Annotated[int, typer.Option("--count", "-k", help="Images to choose.", min=1)] = 50,
-    labels: Annotated[str | None, typer.Option(help=LABELS_HELP)] = None,
-    root: Annotated[str | None, typer.Option(help="Folder containing the named data set.")] = None,
-    strategy: Annotated[str, typer.Option(help="herding, typical or random.")] = "herding",
+    count: Annotated[int, typer.Option("--count", "-k", help="Number of images to choose.", min=1)] = 50,
+    fields: Fields,
+    strategy: Annotated[str, typer.Option(help="Strategy: herding, typical or random.")] = "herding",
     backbone: Annotated[
-        str, typer.Option(help="Backbone of the features; auto: the first that is here (finessl list backbones).")
+        str, typer.Option(help="Backbone of the features (finessl list backbones); auto: the first that is here.")
     ] = "auto",
     weights: Annotated[list[str] | None, typer.Option(help=WEIGHTS_HELP)] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random strategy and of samples.")] = 0,
-    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Choose the images whose labels help most, best first.
 
     Fill in the label column, then: finessl train DATA --labels FILE (or finessl quick DATA --labels FILE).
     """
+    from finessl.api import make_recipe
     from finessl.data.dataset import count_of
     from finessl.frozen.features import FrozenEncoder, encode_images
     from finessl.frozen.select import select_images
@@ -50,12 +51,14 @@ def select(
 
     check_target(out)
     target = resolve_device(device)
+    recipe = make_recipe(None, fields, check=False)
+    precision = resolve_precision(recipe.train.precision, target)
     (name, file), *_ = candidate_backbones(backbone, named_files(weights or []))
     with Display() as display:
-        images, ids, classes, notes = open_images(data, root, labels)
+        images, ids, classes, notes = open_images(data, recipe.data.root, fields.get("labels"))
         features = encode_images(
             images,
-            FrozenEncoder(create_backbone(name, weights=file), target, resolve_precision(precision, target)),
+            FrozenEncoder(create_backbone(name, weights=file), target, precision),
             progress=lambda done, total: display.update(f"{name}: encoding images", done, total),
         )
         found = select_images(
@@ -65,7 +68,7 @@ def select(
             labels=ids,
             classes=len(classes),
             strategy=strategy,  # type: ignore[arg-type]
-            seed=seed,
+            seed=recipe.seed,
             device=target,
             progress=display.update,
         )

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from finessl.cli import app
-from finessl.cli.train import Plugins
+from finessl.cli.options import Device, Moved, Plugins
 
 
 @app.command(no_args_is_help=True)
@@ -20,19 +20,21 @@ def serve(
         str | None,
         typer.Option(
             envvar="FINESSL_TOKEN",
-            help="Clients must send it. (default: none on loopback; elsewhere a random one, which is printed)",
+            help="Token that clients must send. [default: none on loopback; elsewhere a random one, which is printed]",
         ),
     ] = None,
-    max_batch: Annotated[int, typer.Option(help="Images per batch of the model.", min=1, max=1024)] = 32,
-    max_wait: Annotated[float, typer.Option(help="Milliseconds that an image waits for its batch to fill.", min=0)] = 5,
-    max_images: Annotated[int, typer.Option(help="Images per request.", min=1)] = 256,
-    max_mb: Annotated[float, typer.Option(help="Megabytes per request.", min=0.001)] = 64,
-    queue: Annotated[int, typer.Option(help="Images waiting over all requests; more are refused.", min=1)] = 1024,
-    weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+    max_batch: Annotated[int, typer.Option(help="Maximum images per batch.", min=1, max=1024)] = 32,
+    max_wait: Annotated[float, typer.Option(help="Milliseconds an image waits for its batch to fill.", min=0)] = 5,
+    max_images: Annotated[int, typer.Option(help="Maximum images per request.", min=1)] = 256,
+    max_mb: Annotated[float, typer.Option(help="Maximum megabytes per request.", min=0.001)] = 64,
+    queue: Annotated[
+        int, typer.Option(help="Maximum images waiting, over all requests; more are refused.", min=1)
+    ] = 1024,
+    weights: Moved = None,
     plugin: Plugins = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    device: Device = "auto",
     provider: Annotated[
-        str | None, typer.Option(help="ONNX Runtime's execution provider: CPU, CUDA … (default: CPU)")
+        str | None, typer.Option(help="ONNX Runtime's execution provider: CPU, CUDA … [default: CPU]")
     ] = None,
 ) -> None:
     """Serve predictions over HTTP.

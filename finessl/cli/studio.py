@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from finessl.cli import app
+from finessl.cli.options import Device
 from finessl.cli.quick import WEIGHTS_HELP, named_files
 
 
@@ -15,16 +16,16 @@ from finessl.cli.quick import WEIGHTS_HELP, named_files
 def studio(
     data: Annotated[str, typer.Argument(help="Folder or table of images, or a run directory.", show_default=False)],
     run: Annotated[Path | None, typer.Option(help="Finished run on these images.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for labels and runs. (default: DATA.finessl)")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for labels and runs. [default: DATA.finessl]")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback open it to the network.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(help="Port; 0 chooses a free one.", min=0, max=65535)] = 0,
     backbone: Annotated[
-        str, typer.Option(help="Backbone of the features; auto: the first that is here (finessl list backbones).")
+        str, typer.Option(help="Backbone of the features (finessl list backbones); auto: the first that is here.")
     ] = "auto",
     weights: Annotated[list[str] | None, typer.Option(help=WEIGHTS_HELP)] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    device: Device = "auto",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open no browser.")] = False,
 ) -> None:
     """Label, train, review, audit and export in the browser.

@@ -8,93 +8,36 @@ from typing import Annotated, Any
 import typer
 
 from finessl.cli import app
-
-Text = str | None
-Plugins = Annotated[
-    list[str] | None,
-    typer.Option("--plugin", help="Python file or module that registers methods, tunings, … of your own; repeatable."),
-]
-DATA_HELP = (
-    "A folder labeled/CLASS/… with unlabeled/… (and test/CLASS/…); a class folder CLASS/… or train/CLASS, test/CLASS "
-    "with --labels-per-class; a CSV with path,label (empty label: unlabeled); or a data set's name (finessl list)."
-)
-PATH_COLUMN_HELP = "Column of a table with the image files. (default: path)"
-LABEL_COLUMN_HELP = "Column of a table with the labels. (default: label)"
+from finessl.cli.options import Compile, Data, Device, Fields, Plugins, Quiet, Set, Text, recipe_options
 
 
 @app.command(no_args_is_help=True)
+@recipe_options()
 def train(
-    data: Annotated[str, typer.Argument(help=DATA_HELP, show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Run directory. The same command again resumes it.")] = None,
+    *,
+    data: Data,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run directory. The same command again resumes it. [default: runs/DATA-METHOD-sSEED]"),
+    ] = None,
     recipe: Annotated[
-        Text, typer.Option(help="Recipe file, or the name of a shipped one (finessl list recipes).")
+        Text, typer.Option(help="Recipe file, or the name of a shipped recipe (finessl list recipes).")
     ] = None,
-    root: Annotated[Text, typer.Option(help="Folder containing the named data set.")] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch a named data set into --root first.")] = False,
-    path_column: Annotated[Text, typer.Option(help=PATH_COLUMN_HELP)] = None,
-    label_column: Annotated[Text, typer.Option(help=LABEL_COLUMN_HELP)] = None,
-    test: Annotated[Text, typer.Option(help="Folder or table of labeled images to test on.")] = None,
-    labels: Annotated[
-        Text, typer.Option(help="Table with the columns path and label, such as the filled-in list of finessl select.")
-    ] = None,
-    labels_per_class: Annotated[
-        int | None,
-        typer.Option("--labels-per-class", "-n", help="Keep N labels per class and treat the rest as unlabeled."),
-    ] = None,
-    split: Annotated[
-        Text, typer.Option(help="How labels are chosen, or a saved split file (finessl list splits).")
-    ] = None,
-    method: Annotated[Text, typer.Option(help="Learning method (finessl list methods). (default: finessl)")] = None,
-    tuning: Annotated[Text, typer.Option(help="Tuning strategy (finessl list tunings). (default: vpt-deep)")] = None,
-    backbone: Annotated[
-        Text, typer.Option(help="Alias (finessl list backbones) or any timm name. (default: clip-vit-b16)")
-    ] = None,
-    weights: Annotated[
-        Text,
-        typer.Option(help="The backbone's weights (safetensors/pt; timm, OpenAI or HF CLIP keys); else timm's hub."),
-    ] = None,
-    head: Annotated[Text, typer.Option(help="Classifier (finessl list heads). (default: cosine)")] = None,
-    head_init: Annotated[Text, typer.Option(help="Initial head: random, class-mean, probe or text.")] = None,
-    text_features: Annotated[
-        Text, typer.Option(help="FILE.npy with the class names' text features, instead of a text tower.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps. (default: 15000)")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Labeled images per step. (default: 32)")] = None,
-    mu: Annotated[int | None, typer.Option(help="Unlabeled images per labeled one. (default: 1)")] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Learning rate. (default: 0.03; full tuning: at most 1e-4 in the backbone)")
-    ] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels at the input. (default: the backbone's)")] = None,
-    strong_views: Annotated[int | None, typer.Option(help="Strong views per unlabeled image. (default: 2)")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the split, the initial weights and the views. (default: 0)")
-    ] = None,
-    precision: Annotated[
-        Text, typer.Option(help="auto, fp32, bf16, fp16 or fp8 (bf16, and frozen layers in fp8).")
-    ] = None,
-    cache_features: Annotated[
-        int | None, typer.Option(help="With --tuning linear: pre-compute N random draws of each view. (default: 0)")
-    ] = None,
-    strict: Annotated[
-        bool | None, typer.Option("--strict", help="Refuse broken images instead of skipping them.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any recipe field: --set method.alpha=4 --set data.strong.ops=3")
-    ] = None,
+    fields: Fields,
+    set_: Set = None,
     plugin: Plugins = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
-    compile_: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="torch.compile. (default: on a GPU, for long runs)")
-    ] = None,
+    device: Device = "auto",
+    compile_: Compile = None,
     eval_every: Annotated[
         int | None,
-        typer.Option(help="Steps between evaluations; 0: only at the end. (default: about ten evaluations)"),
+        typer.Option(help="Steps between evaluations; 0: only at the end. [default: about ten evaluations]"),
     ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Maximum seconds between checkpoints.")] = 120.0,
     cache_dir: Annotated[
-        Path | None, typer.Option(help="Folder for decoded images that do not fit into memory.")
+        Path | None,
+        typer.Option(help="Folder for decoded images that do not fit into memory (see finessl cache)."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a classifier from a few labels and a pile of images."""
     from finessl.api import make_recipe
@@ -110,14 +53,6 @@ def train(
         cache_dir=cache_dir,
         quiet=quiet,
     )
-    fields: dict[str, Any] = dict(
-        root=root, download=download or None, path_column=path_column, label_column=label_column, test=test, labels=labels,
-        labels_per_class=labels_per_class, split=split,
-        method=method, tuning=tuning, backbone=backbone, weights=weights, head=head, head_init=head_init,
-        text_features=text_features, steps=steps, batch_size=batch_size, mu=mu, lr=lr, image_size=image_size,
-        strong_views=strong_views, seed=seed, precision=precision, strict=strict,
-        cache_features=cache_features,
-    )  # fmt: skip
     more = {"data.source": data, **dict(map(parse_setting, set_ or []))}
     made = make_recipe(recipe, fields, more, plugins=plugin or (), source=True)
     folder = out or default_out(data, made.method.name, made.seed)

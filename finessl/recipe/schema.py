@@ -44,55 +44,86 @@ NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 
 
+def declare(default: Any, help: str, *, unset: str = "", short: str | None = None) -> Any:
+    """A field, with what `finessl --help`, `finessl list fields` and the documentation say of it.
+
+    help: what it is, and its unit.   unset: in words, what None stands for.   short: its name on the command line and in
+    `finessl.train`; a field without one is set by its dotted name.
+    """
+    return Field(default, description=help, json_schema_extra={"unset": unset, "short": short})
+
+
 class DataRecipe(Options):
-    source: str = ""  # folder, table, or the name of a data set
-    root: str | None = None  # folder that holds a named data set
-    test: str | None = None  # another folder or table with labeled images to test on
-    image_size: Annotated[int, Field(ge=8, le=8192)] | None = None  # pixels; the backbone's own size by default
-    statistics: Literal["model", "dataset"] = "model"  # whose mean and std normalise the images
-    weak: Choice = Choice("crop-flip")
-    strong: Choice = Choice("randaugment")
-    strong_views: Annotated[int, Field(ge=1, le=100)] = 2
-    labeled_in_unlabeled: bool | None = None  # are labeled images also unlabeled ones? None: as the method has it
-    strict: bool = False  # refuse broken images instead of skipping them
+    source: str = declare("", "Folder, table, or the name of a data set.")
+    root: str | None = declare(None, "Folder containing the named data set.", short="root")
+    test: str | None = declare(None, "Folder or table of labeled images to test on.", short="test")
+    image_size: Annotated[int, Field(ge=8, le=8192)] | None = declare(
+        None, "Side of the network's input, in pixels.", unset="the backbone's own", short="image_size"
+    )
+    statistics: Literal["model", "dataset"] = declare("model", "Whose mean and deviation normalise the images.")
+    weak: Choice = declare(Choice("crop-flip"), "Weak view (finessl list weak-views).")
+    strong: Choice = declare(Choice("randaugment"), "Strong view (finessl list strong-views).")
+    strong_views: Annotated[int, Field(ge=1, le=100)] = declare(
+        2, "Strong views per unlabeled image.", short="strong_views"
+    )
+    labeled_in_unlabeled: bool | None = declare(
+        None, "Are labeled images also among the unlabeled ones?", unset="as the method has it"
+    )
+    strict: bool = declare(False, "Refuse broken images instead of skipping them.", short="strict")
 
 
 class ModelRecipe(Options):
-    backbone: str = "clip-vit-b16"
-    weights: str | None = None  # file with the backbone's weights; timm's hub otherwise
-    pretrained: bool = True
+    backbone: str = declare("clip-vit-b16", "Backbone (finessl list backbones), or any timm name.", short="backbone")
+    weights: str | None = declare(
+        None, "File with the backbone's weights (safetensors or pt; timm, OpenAI or Hugging Face keys).",
+        unset="timm's hub", short="weights",
+    )  # fmt: skip
+    pretrained: bool = declare(True, "Start from pre-trained weights; false: from random ones.")
 
 
 class TrainRecipe(Options):
-    steps: Steps = 15_000
-    epoch_steps: Steps = 500  # what the paper calls an epoch: evaluation and the class pace follow it
-    batch_size: Count = 32  # labeled images per step, over all processes
-    mu: Count = 1  # unlabeled images per labeled one
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    lr: Positive = 0.03
-    backbone_lr: Positive | None = None  # inside the backbone; `lr` by default, at most 1e-4 for tuning full and lp-ft
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    nesterov: bool = False
-    weight_decay: NotNegative = 5e-4
-    # cosine-epoch: a step per epoch, as released; cosine-fixmatch: cos(7π/16 · t), which ends at 0.2 of the rate
-    schedule: Literal["cosine", "cosine-epoch", "cosine-fixmatch", "constant"] = "cosine"
-    warmup: Annotated[int, Field(ge=0, le=10**9)] = 0  # steps of linear warm-up
-    clip_norm: Positive | None = None  # largest gradient norm
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"  # auto: bf16 where the chip supports it
-    # draws of each view whose features are computed once (tuning linear); 0: new views in every step
-    cache_features: Annotated[int, Field(ge=0, le=10**6)] = 0
+    steps: Steps = declare(15_000, "Training steps.", short="steps")
+    epoch_steps: Steps = declare(500, "Steps per epoch; schedules and FineSSL's class pace follow it.")
+    batch_size: Count = declare(32, "Labeled images per step, over all processes.", short="batch_size")
+    mu: Count = declare(1, "Unlabeled images per labeled image.", short="mu")
+    optimizer: Literal["sgd", "adamw"] = declare("sgd", "Optimizer.")
+    lr: Positive = declare(0.03, "Learning rate.", short="lr")
+    backbone_lr: Positive | None = declare(
+        None,
+        "Learning rate inside the backbone.",
+        unset="lr; at most 1e-4 for tuning full and lp-ft",
+        short="backbone_lr",
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = declare(0.9, "Momentum of SGD.")
+    nesterov: bool = declare(False, "Nesterov's momentum.")
+    weight_decay: NotNegative = declare(5e-4, "Weight decay.")
+    schedule: Literal["cosine", "cosine-epoch", "cosine-fixmatch", "constant"] = declare(
+        "cosine", "Learning-rate schedule. cosine-epoch: one value per epoch; cosine-fixmatch: cos(7π/16 · t)."
+    )
+    warmup: Annotated[int, Field(ge=0, le=10**9)] = declare(0, "Steps of linear warm-up.")
+    clip_norm: Positive | None = declare(None, "Maximum norm of the gradient.", unset="no limit")
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = declare(
+        "auto", "Number format. auto: bf16 where the chip supports it; fp8: bf16, and frozen layers in fp8.",
+        short="precision",
+    )  # fmt: skip
+    cache_features: Annotated[int, Field(ge=0, le=10**6)] = declare(
+        0, "Random draws of each view whose features are computed once (tuning linear); 0: new views in every step.",
+        short="cache_features",
+    )  # fmt: skip
 
 
 class Recipe(Options):
-    seed: Annotated[int, Field(ge=0)] = 0
-    plugins: tuple[str, ...] = ()  # files and modules that register methods, strategies…: see plugins.py
+    seed: Annotated[int, Field(ge=0)] = declare(
+        0, "Seed of the split, the initial weights and the views.", short="seed"
+    )
+    plugins: tuple[str, ...] = declare((), "Files and modules that register methods, tunings, … of your own.")
     data: DataRecipe = DataRecipe()
-    source: Choice = Choice("auto")  # options of the data's source, whose kind is recognised
-    split: Choice = Choice("auto")
+    source: Choice = declare(Choice("auto"), "Kind of source; recognised from the data, never set.")
+    split: Choice = declare(Choice("auto"), "Split (finessl list splits), or a saved split file.", short="split")
     model: ModelRecipe = ModelRecipe()
-    tuning: Choice = Choice("vpt-deep")
-    head: Choice = Choice("cosine")
-    method: Choice = Choice("finessl")
+    tuning: Choice = declare(Choice("vpt-deep"), "Tuning strategy (finessl list tunings).", short="tuning")
+    head: Choice = declare(Choice("cosine"), "Classifier head (finessl list heads).", short="head")
+    method: Choice = declare(Choice("finessl"), "Learning method (finessl list methods).", short="method")
     train: TrainRecipe = TrainRecipe()
 
     # ---- in and out -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from finessl.errors import FinesslError
+from finessl.errors import FinesslError, Mistakes
 from finessl.recipe import Recipe, override
 from finessl.runs.directory import RunDirectory
 from finessl.runtime.files import write_atomically, writing
@@ -71,12 +71,15 @@ class Row:
 def make_cells(
     recipe: Recipe, axes: Mapping[str, Sequence[Any]], out: Path, settings: Mapping[str, Any] | None = None
 ) -> list[Cell]:
-    """The product of the axes over the recipe. `settings` hold for every cell, also where an axis names its method."""
-    cells = []
+    """The product of the axes over the recipe. `settings` hold for every cell, also where an axis names its method.
+    An error names the mistakes of all cells."""
+    cells, mistakes = [], Mistakes()
     for values in itertools.product(*axes.values()):
         place = dict(zip(axes, values, strict=True))
         name = ",".join(f"{short(axis)}={plain(value)}" for axis, value in place.items())
-        cells.append(Cell(place, overlay(recipe, {**(settings or {}), **place}), RunDirectory(out / name)))
+        with mistakes:
+            cells.append(Cell(place, overlay(recipe, {**(settings or {}), **place}), RunDirectory(out / name)))
+    mistakes.report()
     return cells
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -28,7 +29,8 @@ def test_the_command_in_the_header_is_one(name: str) -> None:
     command = re.search(r"^finessl train (.+(?:\\\n.+)*)$", header(name), re.M)
     assert command is not None
     words = shlex.split(command[1].replace("\\\n", " "))
-    with get_command(app).commands["train"].make_context("train", words) as context:  # type: ignore[attr-defined]
+    train: Any = get_command(app).get_command(None, "train")  # type: ignore[attr-defined]
+    with train.make_context("train", words) as context:
         assert context.params["recipe"] == name and context.params["data"]
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from finessl.errors import FinesslError
+from finessl.errors import FinesslError, Mistakes
 from finessl.recipe import Recipe
 from finessl.registry import nearest
 from finessl.runs.directory import RunDirectory
@@ -53,8 +53,11 @@ def run_cells(
     waiting = [cell for cell in every if not cell.run.finished()]
     if len(waiting) < len(every):
         say(f"{len(every) - len(waiting)} of {len(every)} cells are finished already")
+    mistakes = Mistakes()
     for cell in waiting:
-        cell.recipe.checked(source=True)
+        with mistakes:
+            cell.recipe.checked(source=True)
+    mistakes.report()
     for cell in every:  # a run of another recipe, data or weights is refused, finished or not
         if (places := cell.run.check(cell.recipe)) and cell.run.finished():
             from finessl.runs.inputs import check_places  # loads torch

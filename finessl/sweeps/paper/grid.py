@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from finessl.errors import FinesslError
+from finessl.errors import FinesslError, Mistakes
 from finessl.recipe import Recipe
 from finessl.registry import nearest
 from finessl.runs.directory import RunDirectory
@@ -64,15 +64,17 @@ def make_grid(
     """The entries that `only` leaves, column by column. Without `train` (to show what is finished) nothing is lacking."""
     changes = dict(changes or {})
     runs = find_runs(out)
-    entries = []
+    entries, mistakes = [], Mistakes()
     for row, column in select(table, only):
         if column.metric == "field" or row.lacks:
             reason = [row.lacks] if row.lacks else []
             entries.append(Entry(row, column, table.recipe(row, column), [], reason))
             continue
-        recipe = locate(scaled(table.recipe(row, column, changes), scale), places or Places())
-        if train:
-            recipe = recipe.checked()
+        with mistakes:
+            recipe = locate(scaled(table.recipe(row, column, changes), scale), places or Places())
+            recipe = recipe.checked() if train else recipe
+        if mistakes.sentences:
+            continue
         cells = make_cells(table, row, column, recipe, seeds, runs, out, changes)
         if train:
             for cell in cells:
@@ -83,6 +85,7 @@ def make_grid(
         if lacks:  # what was trained elsewhere can be shown all the same
             cells = [cell for cell in cells if cell.run.finished()]
         entries.append(Entry(row, column, recipe, cells, lacks if len(cells) < seeds else []))
+    mistakes.report()
     return Grid(table, entries, seeds, scale, changes)
 
 

@@ -1,0 +1,36 @@
+"""finessl bench data."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from finessl.cli.bench import bench, bench_recipe, print_rates
+from finessl.cli.options import Device, Fields, Json, recipe_options
+
+
+@bench.command()
+@recipe_options("root", "batch_size", "strong_views")
+def data(
+    *,
+    data: Annotated[str, typer.Argument(help="Folder or table of images; 'synthetic' writes JPEGs of 500×375.")] = (
+        "synthetic"
+    ),
+    fields: Fields,
+    images: Annotated[int, typer.Option(help="Maximum number of images, evenly spaced over the data.")] = 256,
+    size: Annotated[int, typer.Option(help="Side of a view, in pixels.")] = 224,
+    repeats: Annotated[int, typer.Option(help="Repetitions of each part; the median counts.")] = 3,
+    device: Device = "auto",
+    json_: Json = False,
+) -> None:
+    """Images per second from files to views, against plain Pillow; is it the files or the network that limits?"""
+    from finessl.bench.data import bench_data
+    from finessl.runtime.device import resolve_device
+
+    recipe = bench_recipe(fields)
+    rows = bench_data(
+        data, resolve_device(device), root=recipe.data.root, images=images, size=size, repeats=repeats,
+        batch=recipe.train.batch_size, strong_views=recipe.data.strong_views,
+    )  # fmt: skip
+    print_rates(rows, json_)

@@ -1,0 +1,91 @@
+"""Options that several verbs share, and the options that are generated from the recipe's fields."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Text = str | None
+Texts = list[str] | None
+Fields = dict[str, Any]  # short name → value, of the options that were given
+
+Data = Annotated[
+    str,
+    typer.Argument(
+        help="A folder labeled/CLASS/… with unlabeled/… (and test/CLASS/…); a class folder CLASS/… or train/CLASS, "
+        "test/CLASS with --labels-per-class; a CSV with path,label (empty label: unlabeled); or a data set's name "
+        "(finessl list datasets).",
+        show_default=False,
+    ),
+]
+Run = Annotated[Path, typer.Argument(help="Run directory, or its classifier/ folder.", show_default=False)]
+Plugins = Annotated[
+    Texts,
+    typer.Option("--plugin", help="Python file or module that registers methods, tunings, … of your own; repeatable."),
+]
+Set = Annotated[
+    Texts, typer.Option("--set", help="Any recipe field (finessl list fields): --set method.alpha=4; repeatable.")
+]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 …")]
+Compile = Annotated[
+    bool | None, typer.Option("--compile/--no-compile", help="torch.compile. [default: on a GPU, for long runs]")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+Moved = Annotated[Text, typer.Option(help="File with the backbone's weights, if it moved.")]
+
+
+def recipe_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The parameter `fields: Fields` of a verb stands for options of these short names; without names, for all."""
+
+    def mark(function: Callable[..., None]) -> Callable[..., None]:
+        function.recipe_options = names  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def expand(function: Callable[..., None]) -> Callable[..., None]:
+    """The verb with one parameter for each of its recipe options, as typer reads them."""
+    if not hasattr(function, "recipe_options"):
+        return function
+    from finessl.recipe.catalog import short_names
+
+    names = function.recipe_options or tuple(short_names())
+
+    @functools.wraps(function)
+    def verb(**arguments: Any) -> None:
+        fields = {name: value for name in names if (value := arguments.pop(name)) is not None}
+        function(fields=fields, **arguments)
+
+    parameters = []
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        these = map(recipe_option, names) if parameter.name == "fields" else [parameter]
+        parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in these]
+    verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return verb
+
+
+def recipe_option(name: str) -> inspect.Parameter:
+    """A parameter that is None unless it is given: the recipe then decides."""
+    from finessl.recipe.catalog import default_of, short_names
+    from finessl.registry.options import alternatives, literals
+
+    setting = short_names()[name]
+    (kind,) = (kind for kind in alternatives(setting.kind)[:1])
+    choices = literals(setting.kind)
+    default = default_of(setting)
+    option = f"--{name.replace('_', '-')}"
+    info = typer.Option(
+        *([option, setting.flag] if setting.flag else [option]),
+        help=setting.help + (f" [default: {default}]" if default and kind is not bool else ""),
+        metavar=f"[{'|'.join(choices)}]" if choices else None,
+    )
+    annotation = Annotated[(str if choices else kind) | None, info]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
