@@ -59,7 +59,7 @@ def test_json_that_is_no_file_or_too_large(tmp_path: Path, monkeypatch: pytest.M
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(FinesslError, match="not a regular file"):
         read_json(tmp_path / "pipe.json", Thing)
-    monkeypatch.setattr("finessl.runtime.files.MAX_JSON", 10)
+    monkeypatch.setattr("finessl.runtime.files.MAX_JSON_BYTES", 10)
     write_atomically(tmp_path / "long.json", '{"name": "a", "sizes": []}')
     with pytest.raises(FinesslError, match="more than such a file can have"):
         read_json(tmp_path / "long.json", Thing)

@@ -1,8 +1,22 @@
-"""Image operations on whole batches of uint8 images, on any device, equal to Pillow's.
+"""Pillow's image operations on batches of uint8 images, on any device, with equal results.
 
-Each function takes one parameter per image and nothing random; none waits for the device. `images` are uint8
-[n, 3, h, w], `pixels` (as stored) uint8 [n, H, W, 3]. Everything pointwise is a 256-entry table per image and channel,
-everything geometric an index map, so a batch costs a handful of kernels whatever mixture of parameters it holds.
+Shapes: `images` are uint8 [n, 3, h, w]; `pixels`, as stored, uint8 [n, H, W, 3]. Each function takes one parameter per image
+and is deterministic; none synchronises with the device.
+
+How: an operation on single pixels is a table of 256 levels per image and channel (`lookup`), a geometric one an index map
+(`pick`), resizing a weighted sum of lines (`weigh`). One kernel then serves a batch with any mixture of parameters.
+
+Why equal to Pillow: published results were trained on Pillow's pixels, prediction decodes with Pillow, and a test can compare
+bytes instead of tolerances.
+
+The traps, all in the rounding:
+    resize         Pillow's weights are integers with 22 fractional bits; the horizontal pass comes first and is rounded to
+                   uint8 before the vertical one. Float weights differ in one level in some pixels.
+    affine         coordinates are 16.16 fixed-point numbers, taken at pixel centres
+    blend          float32, truncated, not rounded
+    autocontrast   float64 decides on which side of an integer a level is
+
+Reference: Pillow's src/libImaging/Resample.c, Geometry.c, Blend.c and src/PIL/ImageOps.py.
 """
 
 from __future__ import annotations
@@ -21,7 +35,7 @@ LEVELS = 256
 
 
 def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """`array` on the device, without waiting for it (a copy from pageable memory would)."""
+    """`array` on the device, by an asynchronous copy (from pinned memory; a copy from pageable memory waits)."""
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
@@ -29,7 +43,7 @@ def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
 
 
 def pick(images: Tensor, index: Tensor) -> Tensor:
-    """The pixels at `index` (int64 [n, h', w'], positions in the flattened image): [n, 3, h', w']."""
+    """Gather pixels: [n, 3, h', w'].   index: int64 [n, h', w'], positions in the flattened image."""
     flat = index.flatten(1)[:, None].expand(-1, images.shape[1], -1)
     return images.flatten(2).gather(2, flat).unflatten(2, index.shape[1:])
 
@@ -37,11 +51,11 @@ def pick(images: Tensor, index: Tensor) -> Tensor:
 # ---- resampling --------------------------------------------------------------------------------------------------
 
 
-PRECISION = 22  # bits after the point of a weight in Pillow's resize
+PRECISION = 22  # fractional bits of a weight in Pillow's resize
 
 
 class Axis(NamedTuple):
-    """Where each output row (or column) lies in a resized image, and how that image was resized; all on the host."""
+    """Which rows (or columns) of a resized image make up the output, per image; all on the host."""
 
     position: np.ndarray  # int64 [n, size]: row of the resized image
     resized: np.ndarray  # int64 [n]: length of the resized image
@@ -49,7 +63,7 @@ class Axis(NamedTuple):
 
 
 def reflect(position: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """`position` folded into 0 … length-1 by mirrors at the outermost pixels, which are not repeated."""
+    """Reflection padding: `position` mirrored into 0 … length-1 without repeating the border pixels."""
     period = np.maximum(2 * (length - 1), 1)
     folded = position % period
     return np.minimum(folded, period - folded) * (length > 1)
@@ -57,9 +71,10 @@ def reflect(position: np.ndarray, length: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(4096)
 def taps(source: int, resized: int) -> tuple[np.ndarray, np.ndarray]:
-    """Source rows and their integer weights, int32 [taps, resized]: bilinear, as Pillow resizes.
+    """Source rows and integer weights of a bilinear resize as in Pillow, both int32 [taps, resized].
 
-    The filter is a triangle, widened by the scale where the image shrinks. Where it keeps its size there is one tap.
+    The filter is a triangle, widened by the scale if the image shrinks. At the same size there is one tap.
+    source, resized: lengths in pixels.
     """
     scale = source / resized
     centre = (np.arange(resized) + 0.5) * scale
@@ -73,12 +88,12 @@ def taps(source: int, resized: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Table(NamedTuple):
-    """The taps of every kind of resizing in a batch, side by side. Images share few kinds (often one), so that this is
-    little to work out and to send to the device."""
+    """The taps of all (source, resized) pairs of a batch, concatenated. Images share few pairs, often one, so that the table
+    is small to compute and to copy to the device."""
 
     rows: np.ndarray  # [taps, entries]
     weights: np.ndarray  # [taps, entries]
-    place: np.ndarray  # [n, size]: each output line's entry
+    entry: np.ndarray  # [n, size]: entry of each output line
 
 
 def tap_table(axis: Axis) -> Table:
@@ -91,15 +106,15 @@ def tap_table(axis: Axis) -> Table:
     return Table(rows, weights, (start[kind.reshape(-1)][:, None] + axis.position).astype(np.int32))
 
 
-def weigh(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums along dimension 2, rounded: uint8 [n, groups, length, width] -> uint8 [n, groups, size, width]."""
+def weigh(lines: Tensor, entry: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums along dimension 2, rounded: uint8 [n, groups, length, width] → uint8 [n, groups, size, width]."""
     n, groups, length, width = lines.shape
     flat = lines.reshape(-1, width)
     start = length * torch.arange(n * groups, dtype=rows.dtype, device=lines.device).view(n, groups, 1)
     total: Tensor | None = None
     for row, weight in zip(rows.unbind(), weights.unbind(), strict=True):
-        index = start + row[place][:, None]
-        part = flat.index_select(0, index.flatten()).view(n, groups, -1, width) * weight[place][:, None, :, None]
+        index = start + row[entry][:, None]
+        part = flat.index_select(0, index.flatten()).view(n, groups, -1, width) * weight[entry][:, None, :, None]
         total = part if total is None else total.add_(part)
     assert total is not None
     total += 1 << (PRECISION - 1)
@@ -107,44 +122,45 @@ def weigh(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor
 
 
 @fused
-def weigh_across(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    return weigh(lines, place, rows, weights)
+def weigh_across(lines: Tensor, entry: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """`weigh` of the horizontal pass."""
+    return weigh(lines, entry, rows, weights)
 
 
 @fused
-def weigh_down(lines: Tensor, place: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """The same as `weigh_across`, but compiled on its own: its groups and its width are always the same."""
-    return weigh(lines, place, rows, weights)
+def weigh_down(lines: Tensor, entry: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """`weigh` of the vertical pass, compiled separately: its groups and width are constant."""
+    return weigh(lines, entry, rows, weights)
 
 
 def interpolate(
-    sums: Callable[..., Tensor], lines: Tensor, rows: np.ndarray, weights: np.ndarray, place: np.ndarray
+    sums: Callable[..., Tensor], lines: Tensor, rows: np.ndarray, weights: np.ndarray, entry: np.ndarray
 ) -> Tensor:
-    """The lines of the resized image: uint8 [n, groups, length, width] -> uint8 [n, groups, size, width]."""
+    """One pass of a resize: uint8 [n, groups, length, width] → uint8 [n, groups, size, width]."""
     n, groups, length, width = lines.shape
     if len(rows) > 1:
-        return sums(lines, *(upload(array, lines.device) for array in (place, rows, weights)))
+        return sums(lines, *(upload(array, lines.device) for array in (entry, rows, weights)))
     start = length * np.arange(n * groups).reshape(n, groups, 1)
-    index = upload(start + rows[0][place][:, None], lines.device)  # one tap: the lines are only picked
+    index = upload(start + rows[0][entry][:, None], lines.device)  # one tap: lines are selected, not summed
     return lines.flatten(0, 2).index_select(0, index.flatten()).view(n, groups, -1, width)
 
 
 def resample(pixels: Tensor, rows: Axis, columns: Axis) -> Tensor:
-    """Stored `pixels` resized and cut out at the given rows and columns: uint8 [n, 3, size, size].
+    """Resize and crop stored `pixels`: the given rows and columns of the resized images, uint8 [n, 3, size, size].
 
-    The horizontal pass is the first, and each rounds to uint8: as in `images.resize`, and as in Pillow itself but for
-    some tall images since its release 13. The axis that a pass works on is laid before the last, so that it moves whole
-    lines of memory.
+    The horizontal pass comes first, and each pass rounds to uint8, as in `images.resize` and in Pillow (for some tall images
+    since release 13 Pillow starts with the vertical one). Each pass works on the second to last dimension, so that it moves
+    contiguous lines of memory.
     """
     n = len(pixels)
-    step = 4 if pixels.device.type == "cpu" else max(n, 1)  # its sums stay in the cache
+    step = 4 if pixels.device.type == "cpu" else max(n, 1)  # CPU: 4 images at a time, so that the sums fit in the cache
     down, across = tap_table(rows), tap_table(columns)
     parts = []
     for part in (slice(i, i + step) for i in range(0, n, step)):
         lines = pixels[part].transpose(1, 2).flatten(2)[:, None]  # [n, 1, W, H·3]
-        lines = interpolate(weigh_across, lines, *across[:2], across.place[part])  # [n, 1, size, H·3]
+        lines = interpolate(weigh_across, lines, *across[:2], across.entry[part])  # [n, 1, size, H·3]
         lines = lines[:, 0].unflatten(2, (-1, 3)).permute(0, 3, 2, 1).contiguous()  # [n, 3, H, size]
-        parts.append(interpolate(weigh_down, lines, *down[:2], down.place[part]))
+        parts.append(interpolate(weigh_down, lines, *down[:2], down.entry[part]))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -172,19 +188,19 @@ def blend(degenerate: Tensor, images: Tensor, factor: Tensor) -> Tensor:
 
 
 def autocontrast_tables(images: Tensor) -> Tensor:
-    """Each channel's range stretched to 0 … 255; a channel of one value stays."""
-    # Pillow's float64 decides on which side of an integer a level falls; Apple's GPUs have float32 only
+    """Tables that stretch each channel's range to 0 … 255; a channel with one value is unchanged."""
+    # Pillow's float64 decides on which side of an integer a level is; Apple's GPUs have float32 only.
     dtype = torch.float32 if images.device.type == "mps" else torch.float64
     low, high = torch.aminmax(images.flatten(2).to(torch.int16), dim=2, keepdim=True)  # type: ignore[call-overload]
     levels = torch.arange(LEVELS, device=images.device)
     width = (high - low).clamp(min=1).to(dtype)
-    scale = torch.full_like(width, 255) / width  # 255 / width would be 255 times the reciprocal, rounded twice
+    scale = torch.full_like(width, 255) / width  # PyTorch computes 255 / width as 255 · (1 / width), rounded twice
     stretched = (levels * scale - low * scale).clamp_(0, 255)
     return torch.where(high > low, stretched, levels).to(torch.uint8)
 
 
 def contrast_tables(images: Tensor, factor: Tensor) -> Tensor:
-    """A blend with the image's mean grey, rounded as Pillow rounds it."""
+    """Tables of a blend with the image's mean grey level, rounded as in Pillow."""
     luma = grey(images)
     count = luma[0].numel()
     mean = (2 * luma.sum((1, 2, 3)) + count) // (2 * count)
@@ -193,14 +209,14 @@ def contrast_tables(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def equalize_tables(images: Tensor) -> Tensor:
-    """Each channel's histogram flattened."""
+    """Tables that flatten each channel's histogram."""
     n, channels, height, width = images.shape
     flat = images.flatten(2).long()
     index = flat + LEVELS * torch.arange(n * channels, device=images.device).view(n, channels, 1)
     counts = torch.zeros(n * channels * LEVELS, dtype=torch.long, device=images.device)
     counts.scatter_add_(0, index.flatten(), torch.ones_like(counts[:1]).expand(index.numel()))
     counts = counts.view(n, channels, LEVELS)
-    last = counts.gather(2, flat.amax(2, keepdim=True))  # how many pixels have the brightest level
+    last = counts.gather(2, flat.amax(2, keepdim=True))  # number of pixels of the brightest level
     step = (height * width - last) // (LEVELS - 1)
     below = counts.cumsum(2) - counts
     levels = torch.arange(LEVELS, device=images.device)
@@ -208,7 +224,7 @@ def equalize_tables(images: Tensor) -> Tensor:
     return torch.where(step > 0, flattened, levels).to(torch.uint8)
 
 
-# Tables that depend on the parameter alone are made on the host, [n] -> uint8 [n, 256].
+# Tables that depend on the parameter only are made on the host: [n] → uint8 [n, 256].
 
 
 def brightness_tables(factor: np.ndarray) -> np.ndarray:
@@ -240,7 +256,7 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
     inner = values[:, :, 1:-1, 1:-1]
     rows = values[:, :, :-2] + values[:, :, 1:-1] + values[:, :, 2:]
     total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * inner
-    # the nearest integer; thirteenths are never half-way, so float32 cannot err
+    # Rounded to the nearest integer. Thirteenths are never halfway between two, so float32 is exact enough.
     smooth = values.float()
     smooth[:, :, 1:-1, 1:-1] = ((total + 6.5) / 13).floor_()
     return blend(smooth, values, factor)
@@ -261,7 +277,7 @@ def affine(images: Tensor, matrix: Tensor) -> Tensor:
 
 
 def affine_matrix(coefficients: np.ndarray) -> np.ndarray:
-    """Pillow's 16.16 fixed-point form of (a, b, c, d, e, f), float64 [n, 6], taken at the centres of pixels."""
+    """Pillow's 16.16 fixed-point form of the coefficients (a, b, c, d, e, f), float64 [n, 6], for pixel centres."""
     a, b, c, d, e, f = coefficients.T
     centred = np.stack([a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5], axis=1)
     return np.floor(centred * 65536.0 + 0.5).astype(np.int32)
@@ -279,7 +295,7 @@ def rotation(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
 
 @fused
 def fill(images: Tensor, box: Tensor, colour: Tensor) -> Tensor:
-    """The rectangles `box` [n, 4] (top, left, bottom, right; the last two excluded) painted in `colour` uint8 [3]."""
+    """Fill rectangles.   box: [n, 4], top, left, bottom, right (the last two excluded).   colour: uint8 [3]."""
     height, width = images.shape[2:]
     top, left, bottom, right = box[:, :, None].unbind(1)
     down, across = (torch.arange(n, dtype=box.dtype, device=images.device) for n in (height, width))

@@ -1,6 +1,24 @@
-"""RandAugment: a few random operations per image, carried out for the whole batch at once; one of the strong views.
+"""RandAugment (Cubuk et al. 2019, https://arxiv.org/abs/1909.13719) on batches: a strong view, on any device.
 
-The released code's form (that of FixMatch's PyTorch port) and USB's. Operations, parameters and results are Pillow's.
+What: each image gets a few random operations of its own, with its own parameters, and a cutout. Results equal Pillow's byte
+for byte. Two forms: that of the released code (FixMatch's PyTorch port, RandAugmentMC) and USB's.
+
+Why batched: a step needs hundreds of strong views, more than a few CPU cores can make with Pillow in its time. On the GPU the
+arithmetic is small, but kernels per image and operation are not: launching them would take longer than the training step.
+
+How: a round applies one operation to each image. The host chooses operations and parameters (`draw`), sorts the images by
+operation, and applies each kind to a contiguous slice of the batch:
+
+    tables       autocontrast, equalize, contrast, brightness, posterize, solarize: 256 output levels per image and channel,
+                 then one lookup for all of them
+    index maps   rotate, shear, translate: one affine index map with a matrix per image, then one gather
+    blends       saturation, sharpness: a weighted mean with a degenerate image
+
+The number of kernels of a round does not depend on the batch size.
+
+The traps: the sort order must be known on the host. If the device chose the operations, every slice would wait for it. And
+"equal to Pillow" needs Pillow's integer arithmetic (pixel_ops.py): float rounding changes one level in some pixels, which no
+test of statistics notices.
 """
 
 from __future__ import annotations
@@ -20,7 +38,7 @@ from finessl.registry.options import Probability
 Operations = Annotated[int, Field(ge=0, le=100)]
 Pixels = Annotated[int, Field(ge=0, le=8192)]
 
-# In the order in which a round carries them out: tables (first those that need the image), index maps, blends.
+# In the order of a round: tables (first those that need the image), index maps, blends.
 OPERATIONS = (
     *("identity", "autocontrast", "equalize", "contrast", "brightness", "posterize", "solarize"),
     *("rotate", "shear_x", "shear_y", "translate_x", "translate_y"),
@@ -30,7 +48,7 @@ ID = {name: i for i, name in enumerate(OPERATIONS)}
 
 
 def per_operation(*values: dict[str, float]) -> np.ndarray:
-    """An array to be indexed by operation; 0 for those not named."""
+    """Array indexed by operation; 0 for operations without a value."""
     given = {name: value for part in values for name, value in part.items()}
     return np.array([given.get(name, 0.0) for name in OPERATIONS])
 
@@ -41,13 +59,15 @@ GEOMETRIC = per_operation(dict.fromkeys(OPERATIONS[ID["rotate"] : ID["saturation
 
 
 class RandAugment:
-    """`ops` operations drawn with replacement, each at a level 1 … magnitude-1 and with `probability`; then a cutout.
+    """The released code's form: random operations, then a cutout.
 
-    `cutout` is a number of pixels or, if a fraction, a share of the side (the paper's 16 pixels belong to 224); 0 is
-    none. The square includes its last row and column, as Pillow draws it, and is pushed inside at the top and left.
+    size: side of the images, pixels.   ops: operations per image, sampled with replacement.   magnitude: levels are uniform
+    in 1 … magnitude-1.   probability: of each operation.   cutout: side of the square in pixels, or as a fraction of `size`
+    (the paper's 16 pixels at 224); 0: none. As Pillow draws it, the square includes its last row and column; at the top and
+    left it is shifted inside the image.
     """
 
-    # at level 10, and what is added then (levels of `WHOLE` operations are rounded down first)
+    # Parameter at level 10, and what is added to it (values of `WHOLE` operations are rounded down first).
     STRONGEST = per_operation(
         dict.fromkeys(ENHANCERS, 0.9),
         {"posterize": 4, "solarize": 256, "rotate": 30},
@@ -70,18 +90,18 @@ class RandAugment:
         self.cutout = cutout if isinstance(cutout, int) else round(cutout * size)
 
     def draw(self, rng: np.random.Generator, n: int) -> Draws:
-        """Operations and their parameters [n, ops], in Pillow's units, and the rectangles to cut out [n, 4]."""
+        """Operations and parameters [n, ops], in Pillow's units, and cutout rectangles [n, 4]."""
         shape = (n, self.ops)
         operation = rng.integers(0, len(OPERATIONS), shape)
         level = rng.integers(1, self.magnitude, shape)
-        done = rng.random(shape) < self.probability
+        applied = rng.random(shape) < self.probability
         sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
         box = self.box(rng.random((n, 2)) * self.size, np.full((n, 1), self.cutout))
         value = self.value(operation, level, sign)
-        return {"operation": np.where(done, operation, ID["identity"]), "value": value, "box": box}
+        return {"operation": np.where(applied, operation, ID["identity"]), "value": value, "box": box}
 
     def value(self, operation: np.ndarray, level: np.ndarray, sign: np.ndarray) -> np.ndarray:
-        """What Pillow's operation is given at this level: factor, bits, threshold, degrees, slope or pixels."""
+        """Parameter of Pillow's operation at this level: factor, bits, threshold, degrees, slope or pixels."""
         value = level * self.STRONGEST[operation] / 10
         value = np.where(self.WHOLE[operation], np.trunc(value), value) + self.BIAS[operation]
         value = np.where(operation == ID["solarize"], 256 - value, value)
@@ -89,13 +109,13 @@ class RandAugment:
         return np.where(GEOMETRIC[operation], sign * value, value)
 
     def box(self, centre: np.ndarray, side: np.ndarray) -> np.ndarray:
-        """Top, left, bottom, right [n, 4] (the last two excluded) of squares [n, 1] about the centres [n, 2]."""
+        """Top, left, bottom, right [n, 4] (the last two excluded) of squares with centres [n, 2] and sides [n, 1]."""
         start = np.maximum(centre - side / 2, 0).astype(np.int32)
         end = np.minimum(start + side, self.size).astype(np.int32) + (side > 0)
         return np.concatenate([start, end], axis=1)
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
-        """uint8 [n, 3, size, size] -> the same, distorted; the input is left as it is."""
+        """uint8 [n, 3, size, size] → new images of the same shape."""
         for operation, value in zip(draws["operation"].T, draws["value"].T, strict=True):
             images = distort(images, operation, value)
         colour = upload(np.array(self.COLOUR, dtype=np.uint8), images.device)
@@ -103,7 +123,10 @@ class RandAugment:
 
 
 class UniformRandAugment(RandAugment):
-    """RandAugment as in USB: every operation is done, its parameter uniform in a range; cutout up to half the side."""
+    """USB's form: every operation is applied, with a parameter uniform in a range.
+
+    ops: operations per image.   cutout: largest side of the square, as a fraction of `size`.
+    """
 
     LOW = per_operation(
         dict.fromkeys(ENHANCERS, 0.05),
@@ -119,28 +142,27 @@ class UniformRandAugment(RandAugment):
 
     def __init__(self, size: int = 224, *, ops: Operations = 3, cutout: Probability = 0.5) -> None:
         super().__init__(size, ops=ops)
-        self.largest = cutout * size
+        self.max_cutout = cutout * size  # pixels
 
     def draw(self, rng: np.random.Generator, n: int) -> Draws:
         operation = rng.integers(0, len(OPERATIONS), (n, self.ops))
         low, high = self.LOW[operation], self.HIGH[operation]
         value = low + (high - low) * rng.random((n, self.ops))
         value = np.where(TRANSLATIONS[operation], value * self.size, value)
-        box = self.box(rng.random((n, 2)) * self.size, rng.random((n, 1)) * self.largest)
+        box = self.box(rng.random((n, 2)) * self.size, rng.random((n, 1)) * self.max_cutout)
         return {"operation": operation, "value": value, "box": box}
 
 
 def distort(images: Tensor, operation: np.ndarray, value: np.ndarray) -> Tensor:
-    """One operation per image; `operation` and its parameter `value` [n] lie on the host.
+    """One round: one operation per image.
 
-    The images are sorted by operation there, so that each kind is computed for its own images alone, with shapes
-    known without asking the device.
+    images: uint8 [n, 3, h, w].   operation, value: [n], on the host, so that all shapes are known without a synchronisation.
     """
     order = np.argsort(operation, kind="stable")
     operation, value = operation[order], value[order]
     images = images.index_select(0, upload(order, images.device))
     parts = [images[members(operation, "identity", "identity")]]
-    for carry_out, first, last in (
+    for apply, first, last in (
         (pointwise, "autocontrast", "solarize"),
         (geometric, "rotate", "translate_y"),
         (saturation, "saturation", "saturation"),
@@ -148,12 +170,12 @@ def distort(images: Tensor, operation: np.ndarray, value: np.ndarray) -> Tensor:
     ):
         part = members(operation, first, last)
         if part.start < part.stop:
-            parts.append(carry_out(images[part], operation[part], value[part]))
+            parts.append(apply(images[part], operation[part], value[part]))
     return torch.cat(parts).index_select(0, upload(np.argsort(order), images.device))
 
 
 def members(operation: np.ndarray, first: str, last: str) -> slice:
-    """Where the operations `first` … `last` are in a sorted array."""
+    """Slice of the operations `first` … `last` in a sorted array."""
     return slice(int(operation.searchsorted(ID[first])), int(operation.searchsorted(ID[last], side="right")))
 
 

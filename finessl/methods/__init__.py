@@ -1,4 +1,4 @@
-"""Semi-supervised methods, one file each. `METHODS` names them; `create` makes one from a recipe's options."""
+"""Semi-supervised methods, one file each. `METHODS` lists them; `create` builds one from a recipe's options."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ METHODS = Registry(
 
 
 def create(name: str, task: Task, options: Mapping[str, Any] | None = None) -> Method:
-    """The method `name` for `task`; a FinesslError names an unknown method, option or value."""
+    """The method `name` for `task`.   options: as in a recipe's [method]. A FinesslError names every mistake in them."""
     method = METHODS[name]
     return method(task, **check_options("method", name, method, options or {}))

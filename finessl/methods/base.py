@@ -1,8 +1,8 @@
-"""What every semi-supervised method is: an `nn.Module` that turns a batch's logits into a loss.
+"""The interface of semi-supervised methods: an `nn.Module` that computes a loss from the logits of a batch.
 
-A method says which views it needs, keeps its state in buffers and knows nothing of files, loaders, devices or
-processes: the loop hands it the logits of the whole (global) batch. `forward` never waits for the device; what depends
-on the step number is set by `before_step` on the host. To write one, see "How to add yours" in docs/methods.md.
+A method declares the views that it needs and keeps its state in buffers. It knows nothing of files, loaders, devices or
+processes: the loop passes the logits of the whole (global) batch. `forward` never synchronises with the device; values that
+depend on the step number are set by `before_step`. To write one, see "How to add yours" in docs/methods.md.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Task:
-    """The sizes a method may need to make its buffers and its schedule."""
+    """Sizes that a method needs for its buffers and its schedule."""
 
     classes: int  # C
     unlabeled: int  # M, images in the unlabeled set
-    steps: int  # T, steps in all
-    epoch_steps: int = 500  # steps the released code calls an epoch
+    steps: int  # T, training steps
+    epoch_steps: int = 500  # steps per epoch, as the released code counts
     labeled: int = 0  # N, labeled images
 
 
 class HeadOutputs(NamedTuple):
-    """What the model says of a group of images."""
+    """Logits of both heads for n images."""
 
     logits: Tensor  # [n, C], main head
-    aux: Tensor | None = None  # [n, C], auxiliary head (None when the method asks for none)
+    aux: Tensor | None = None  # [n, C], auxiliary head; None if the method has none
 
 
 @dataclass
 class Outputs:
-    """The model's answers on one batch."""
+    """The model's outputs for one batch."""
 
     labeled: HeadOutputs  # [B]
     weak: HeadOutputs | None = None  # [m], without gradient unless Method.weak == "grad"
@@ -47,29 +47,33 @@ class Outputs:
 
 @dataclass
 class Batch:
-    """What else is known of the batch."""
+    """Labels and positions of one batch."""
 
     labels: Tensor  # [B] int64 class ids, or [B, C] soft targets
-    index: Tensor | None = None  # [m] int64 positions in the unlabeled set; may repeat when the set is tiny
+    index: Tensor | None = (
+        None  # [m] int64 positions in the unlabeled set; repeated if the set is smaller than the batch
+    )
 
 
 @dataclass
 class Result:
-    """The loss of one step, and what is worth knowing about it (statistics: detached 0-dim tensors)."""
+    """The loss of one step, and statistics for the log (detached 0-dim tensors)."""
 
     loss: Tensor
     statistics: dict[str, Tensor] = field(default_factory=dict)
     pseudo: Tensor | None = None  # [m] pseudo-labels of this step
-    weight: Tensor | None = None  # [m] the weight each of them got
+    weight: Tensor | None = None  # [m] weight of each in the loss
 
 
 class Method(nn.Module):
-    """Base of all methods; a subclass declares its options as keyword-only, typed, with defaults."""
+    """Base of all methods. A subclass declares its options as keyword-only arguments with types and defaults."""
 
-    weak: Literal["no_grad", "grad"] | None = "no_grad"  # is the weak view needed, and does it train?
-    strong: bool = True  # are strong views needed?
-    aux: Literal["detached", "attached"] | None = None  # is an auxiliary head wanted, and what features does it see?
-    labeled_in_unlabeled: bool = True  # are the labeled images also among the unlabeled ones, unless the recipe says?
+    weak: Literal["no_grad", "grad"] | None = "no_grad"  # weak view: without gradient, with, or not needed
+    strong: bool = True  # strong views are needed
+    aux: Literal["detached", "attached"] | None = (
+        None  # auxiliary head: its loss stops at the features or reaches the encoder
+    )
+    labeled_in_unlabeled: bool = True  # default of the recipe's field: labeled images are also in the unlabeled set
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -83,23 +87,24 @@ class Method(nn.Module):
         return dict(options)
 
     def before_step(self, step: int) -> None:
-        """Host-side schedule, called before the forward of each 0-based step: ramps, resets per epoch. Write it into
-        buffers: a captured step reads those, and never again an attribute that is a Python number."""
+        """The schedule (ramps, resets per epoch), called on the host before each 0-based step. Write values into buffers:
+        a CUDA graph reads buffers, but keeps Python numbers as they were at capture."""
 
     def forward(self, outputs: Outputs, batch: Batch) -> Result:
+        """The loss of one step."""
         raise NotImplementedError
 
     def phase(self, step: int) -> tuple[int, int]:
-        """[first, last) step of the training that `step` belongs to, over which the learning rate runs its course.
-        One phase, the whole run, unless the method re-initialises the network on the way (see `refresh`)."""
+        """[first, last) step of the phase of `step`. The learning-rate schedule runs once per phase. A method has one phase
+        unless it re-initialises the parameters during training (`refresh`)."""
         return 0, self.task.steps
 
     def refresh_at(self, step: int) -> bool:
-        """Does the method want predictions for the whole unlabeled set before this step?"""
+        """Whether the method needs predictions for the whole unlabeled set before this step."""
         return False
 
     def refresh(self, probabilities: Tensor) -> bool:
-        """Take these predictions [M, C]; True when the trained parameters must be initialised again."""
+        """Receive predictions [M, C] for the unlabeled set. Returns whether to re-initialise the trained parameters."""
         return False
 
     def class_statistics(self) -> dict[str, Tensor]:
@@ -108,12 +113,12 @@ class Method(nn.Module):
         return {}
 
     def pool(self) -> Tensor | None:
-        """Positions of the unlabeled images to draw from (None: all of them)."""
+        """Positions of the unlabeled images to sample from; None: all."""
         return None
 
 
 def needed(value: T | None, what: str) -> T:
-    """`value`, which the method declared that it needs."""
+    """`value`, or a FinesslError if the loop did not provide it.   what: its name in the message."""
     if value is None:
         raise FinesslError(f"the method needs the batch's {what}, which the training loop did not give.")
     return value

@@ -1,15 +1,15 @@
-"""DebiasPL (Wang et al., CVPR 2022, https://arxiv.org/abs/2201.01490): the mean prediction is taken out of the
-pseudo-labels and put into the strong logits.
+"""DebiasPL (Wang et al., CVPR 2022, https://arxiv.org/abs/2201.01490): the mean prediction is subtracted from the weak
+logits before pseudo-labeling and added to the strong logits.
 
     p̃ = softmax(z_w − τ log q̂),   ŷ = argmax p̃,   mask = 1[max p̃ ≥ threshold]                    (q̂ starts at 1/C)
     q̂ ← m q̂ + (1−m) mean softmax(z_w)
     L = mean H(y, z_x) + λ_u · mean mask · H(ŷ, z_s + τ log q̂)
 
-After the authors' repository: raw probabilities of all images, q̂ updated between the two uses; labeled logits are not
-adjusted. (USB's port averages q̂'s update to a scalar, which leaves no debiasing at all.) τ = `debias` is 0.4 as in all
-the authors' scripts (their argument default is 1.0), the threshold 0.7 as in the FineSSL paper and in the authors'
-runs with CLIP; their λ_u is 10 on ImageNet from MoCo weights, 1 here as for the other methods. CLIP's zero-shot labels
-for the images that no mask passes are left out: that variant needs a text tower.
+As in the authors' repository, q̂ is updated with the raw probabilities of all images between its two uses, and labeled
+logits are not adjusted. (USB's port averages the update to a scalar, which removes the debiasing.) τ = `debias` is 0.4 as
+in all of the authors' scripts (their argument's default is 1.0). The threshold is 0.7 as in the FineSSL paper and in the
+authors' runs with CLIP. λ_u is 1 as for the other methods (the authors: 10 on ImageNet from MoCo weights). The variant that
+gives CLIP's zero-shot labels to images below the threshold is not implemented: it needs a text tower.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ class DebiasPL(Method):
         return result(loss, labeled, unlabeled, raw._replace(label=p.label), weight, debiased=p.confidence.mean())
 
     def bias(self) -> torch.Tensor:
-        """τ log q̂; a class that is never predicted for very long must not reach log 0."""
+        """τ log q̂, where q̂ is kept above 0 for a class that is never predicted."""
         q = self.distribution.value
         return self.debias * q.clamp_min(torch.finfo(q.dtype).tiny).log()

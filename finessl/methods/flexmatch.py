@@ -3,10 +3,10 @@
     σ(k) = images whose last confident (max p ≥ τ) label was k,   β(k) = σ(k) / max σ,   τ(k) = τ · β(k) / (2 − β(k))
     L = mean H(y, z_x) + λ_u · mean 1[max p ≥ τ(ŷ)] H(ŷ, z_s),   ŷ = argmax p
 
-Thresholds come from the steps before this one, and the memory is written after them. While nothing was selected they
-are 0: every image passes. Sources disagree on the maximum. `warmup` False (the default) is the plain maximum over the
-classes. True is USB's default: the images that were never selected compete in the maximum, so β stays small until most
-images are selected, and with many classes almost every image passes (docs/results.md).
+Thresholds come from the steps before this one; σ is updated after they are used. Until an image is selected they are 0, and
+every image passes. Sources disagree on the maximum. `warmup` False (the default) is the maximum over the classes. True is
+USB's default: the number of images that were never selected takes part in the maximum, so β stays small until most images
+are selected, and with many classes almost every image passes (docs/results.md).
 """
 
 from __future__ import annotations

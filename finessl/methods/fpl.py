@@ -1,4 +1,4 @@
-"""FPL, few pseudo-labels: `shots` images per class, chosen once, then one training (see self_training.py)."""
+"""FPL, few pseudo-labels: `shots` images per class, chosen once (see self_training.py)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""FreeMatch (Wang et al., ICLR 2023, https://arxiv.org/abs/2205.07246): thresholds that adapt themselves, and a loss
-that wants the strong views' labels as diverse as the weak views' probabilities.
+"""FreeMatch (Wang et al., ICLR 2023, https://arxiv.org/abs/2205.07246): self-adaptive thresholds, and a fairness loss that
+makes the labels of strong views as diverse as the probabilities of weak views.
 
     τ ← m τ + (1−m) mean max p,   p̃ ← m p̃ + (1−m) mean p,   h̃ ← m h̃ + (1−m) hist(ŷ)      (all start at 1/C)
     mask = 1[max p ≥ τ · p̃(ŷ) / max p̃]
@@ -30,7 +30,7 @@ class FreeMatch(Method):
         entropy_weight: Weight = 0.001,
     ) -> None:
         super().__init__(task)
-        momentum, share = momentum, 1 / task.classes
+        share = 1 / task.classes
         self.unlabeled_weight = unlabeled_weight
         self.entropy_weight = entropy_weight
         self.threshold = Average(torch.full((), share), momentum)
@@ -53,19 +53,19 @@ class FreeMatch(Method):
 
 
 def diversity(strong: Tensor, mask: Tensor, distribution: Tensor, histogram: Tensor) -> Tensor:
-    """L_f. Sums stand for means, and counts for histograms: the norms take the factors out again."""
+    """L_f. Sums replace means, and counts histograms: normalisation cancels the factors."""
     p = full(strong).softmax(-1)
     chosen = ~others(p.argmax(-1), p.shape[-1])
-    some = mask.sum() > 0
-    wanted = normalised(distribution * inverse(histogram), torch.ones_like(some))
-    found = normalised((mask[:, None] * p).sum(0) * inverse((mask[:, None] * chosen).sum(0)), some)
-    return (wanted * (found + 1e-12).log()).sum() * some
+    selected = mask.sum() > 0
+    wanted = normalised(distribution * inverse(histogram), torch.ones_like(selected))
+    found = normalised((mask[:, None] * p).sum(0) * inverse((mask[:, None] * chosen).sum(0)), selected)
+    return (wanted * (found + 1e-12).log()).sum() * selected
 
 
 def inverse(x: Tensor) -> Tensor:
     return torch.nan_to_num(1 / x, posinf=0.0)
 
 
-def normalised(x: Tensor, some: Tensor) -> Tensor:
-    """x / Σx; 0 where there is nothing to sum."""
-    return x / (x.sum() + ~some)
+def normalised(x: Tensor, selected: Tensor) -> Tensor:
+    """x / Σx; 0 if nothing is selected."""
+    return x / (x.sum() + ~selected)

@@ -1,5 +1,5 @@
-"""GRIP, grow and refine iteratively pseudo-labels: of I iterations the i-th has ⌊i ⌊M/I⌋ / C⌋ per class, the last all
-that divide evenly; trained parameters are initialised again every time (see self_training.py)."""
+"""GRIP, grow and refine iteratively pseudo-labels: iteration i of I has ⌊i ⌊M/I⌋ / C⌋ pseudo-labels per class. Trained
+parameters are re-initialised in every iteration (see self_training.py)."""
 
 from __future__ import annotations
 

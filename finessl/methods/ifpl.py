@@ -1,5 +1,5 @@
-"""IFPL, iterative refinement of FPL: the same number of pseudo-labels, made anew by each iteration's model, and the
-trained parameters initialised again every time (see self_training.py)."""
+"""IFPL, iterative refinement of FPL: the model of each iteration makes the same number of pseudo-labels for the next one.
+Trained parameters are re-initialised in every iteration (see self_training.py)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The pieces methods share, each here once: predictions, cross-entropies with margin, the consistency loss, the class
-learning pace, moving averages. Every one computes in float32 at least (float64 stays), waits for no device, and costs
-O(batch · classes)."""
+"""Parts that methods share: predictions, cross-entropy with margin, consistency loss, class learning pace, moving averages.
+
+Each computes in float32 or float64, never synchronises with the device, and costs O(batch · classes).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from finessl.methods.base import Result
 
 
 def full(logits: Tensor) -> Tensor:
-    """Half-precision logits in float32; the others as they are."""
+    """Half-precision logits in float32; others unchanged."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 class Prediction(NamedTuple):
-    """What a view without gradient says: p [n, C], max p [n] and argmax p [n]."""
+    """Prediction for a view, without gradient: p [n, C], max p [n] and argmax p [n]."""
 
     probabilities: Tensor
     confidence: Tensor
@@ -66,12 +67,12 @@ def cross_entropy(logits: Tensor, target: Tensor, margin: Tensor | None = None) 
 
 
 def over_views(values: Tensor, strong: Tensor) -> Tensor:
-    """What holds for the m images, repeated for each of the strong views (view-major)."""
+    """Values [m] of the images, repeated for each strong view: [V·m], view-major."""
     return torch.cat([values] * (len(strong) // len(values)))
 
 
 def consistency(strong: Tensor, target: Tensor, weight: Tensor, margin: Tensor | None = None) -> Tensor:
-    """Mean over all images and views of weight · H_m(target, strong): images of weight 0 count in the mean."""
+    """Mean over all images and views of weight · H_m(target, strong), including images of weight 0."""
     return (over_views(weight, strong) * cross_entropy(strong, over_views(target, strong), margin)).mean()
 
 
@@ -88,7 +89,11 @@ def result(
     weight: Tensor | None = None,
     **more: Tensor,
 ) -> Result:
-    """A `Result` with the statistics all methods have, and `more`."""
+    """A `Result` with the statistics that all methods log.
+
+    loss: of the step.   labeled, unlabeled: its parts, before their weights.   prediction, weight: of the weak views.
+    more: further statistics by name.
+    """
     statistics = {"loss_labeled": labeled}
     if unlabeled is not None:
         statistics["loss_unlabeled"] = unlabeled
@@ -101,7 +106,8 @@ def result(
 
 
 class Average(nn.Module):
-    """Exponential moving average v ← m·v + (1 − m)·x, from `start` or, with `from_first`, from the first x."""
+    """Exponential moving average v ← m·v + (1 − m)·x.   start: initial v.   momentum: m.   from_first: the first x replaces
+    `start`."""
 
     value: Tensor
     seen: Tensor
@@ -116,12 +122,12 @@ class Average(nn.Module):
         keep = self.momentum * self.seen
         self.value.mul_(keep).add_((1 - keep) * new)
         self.seen.fill_(1.0)
-        return self.value.clone()  # what a loss or a statistic keeps must not move with the next step
+        return self.value.clone()  # the next update must not change a returned value
 
 
 class Pace(nn.Module):
-    """Class learning pace (eq. 4): for each unlabeled image, the last pseudo-label it had with confidence (−1: none
-    yet), and how many images there are of each class. FlexMatch's memory of selected labels is the same thing."""
+    """Class learning pace (eq. 4): the last confident pseudo-label of each unlabeled image (−1: none yet), and the number of
+    images per class, σ. FlexMatch's memory of selected labels is the same."""
 
     memory: Tensor
     counts: Tensor
@@ -136,9 +142,11 @@ class Pace(nn.Module):
         self.counts.zero_()
 
     def update(self, index: Tensor, label: Tensor, confident: Tensor, *, forget: bool = False) -> None:
-        """Write the confident labels of a batch to the memory, σ along with it. With `forget`, an image without
-        confidence loses the label it had. If an image occurs twice, its last writing occurrence holds. Everything is
-        an integer sum, so the order in which a device adds does not matter."""
+        """Write the confident labels of a batch to the memory, and update σ. If an image occurs twice in the batch, its last
+        write counts. All sums are of integers, so the result does not depend on the order in which a device adds.
+
+        index: [m] positions in the unlabeled set.   label, confident: [m].   forget: images without confidence lose their
+        label."""
         writes = last_of_each(index, torch.ones_like(confident) if forget else confident)
         old = self.memory[index]
         new = (label + 1) * confident - 1  # −1 without confidence
@@ -147,8 +155,8 @@ class Pace(nn.Module):
         self.counts.index_add_(0, old.clamp_min(0), -(writes & (old >= 0)).long())
 
     def relative(self, dtype: torch.dtype, *, count_unselected: bool = False) -> Tensor:
-        """β(k) = σ(k) / max σ, all 0 while nothing is selected. `count_unselected` lets the images that were never
-        selected (FlexMatch's −1 bucket) take part in the maximum."""
+        """β(k) = σ(k) / max σ; 0 until an image is selected.   count_unselected: the number of images that were never
+        selected takes part in the maximum (FlexMatch's −1 bucket)."""
         most = self.counts.max().clamp_min(1)
         if count_unselected:
             most = torch.maximum(most, len(self.memory) - self.counts.sum())
@@ -156,7 +164,7 @@ class Pace(nn.Module):
 
 
 def last_of_each(index: Tensor, marked: Tensor) -> Tensor:
-    """Of the marked entries with one index, True for the last only; False for the unmarked. A sort, O(n log n)."""
+    """[n] mask of the last marked entry of each index. A sort, O(n log n)."""
     position = torch.arange(len(index), device=index.device)
     order = ((2 * index + marked) * len(index) + position).argsort()  # by index, then marked, then position
     ordered = index[order]

@@ -1,16 +1,16 @@
-"""Self-training on the K most confident images per class: what FPL, IFPL and GRIP share (Menghini et al., NeurIPS 2023,
-https://arxiv.org/abs/2306.01669).
+"""Self-training on the K most confident images per class, the common part of FPL, IFPL and GRIP (Menghini et al., NeurIPS
+2023, https://arxiv.org/abs/2306.01669).
 
-    1. a teacher labels the unlabeled set; the best K images of each class get a pseudo-label (`leaderboard`)
-    2. a student, initialised anew, trains on    L = b · mean H(y, z_x) + mean H(pseudo-label, z_w)
-    3. the student is the next iteration's teacher
+    1. A teacher predicts the unlabeled set; the best K images of each class get a pseudo-label (`leaderboard`).
+    2. A re-initialised student trains on    L = b · mean H(y, z_x) + mean H(pseudo-label, z_w).
+    3. The student is the teacher of the next iteration.
 
-The first teacher was zero-shot CLIP. Without a text tower there is none, so the model first trains on labeled images
-alone for a share `warmup` of the steps: 0.1, about as long as one of ten iterations. When the head starts from text
-features, `warmup = 0` is the original. The remaining steps are divided evenly among the iterations; each is a `phase`.
+The authors' first teacher is zero-shot CLIP. Without a text tower, the model first trains on labeled images only for a share
+`warmup` of the steps: 0.1, about one of ten iterations. With text features as initial head weights, `warmup = 0` is the
+original. The remaining steps are divided evenly among the iterations; each is a `phase`.
 
-Sources disagree on the loss balance b: the authors' one-shot path (FPL) has |pseudo|/|labeled|, their iterative path
-(IFPL, GRIP) the inverse. `balance` is each method's own by default, and "none" is b = 1.
+Sources disagree on the loss balance b: the authors' one-shot code (FPL) has |pseudo|/|labeled|, their iterative code (IFPL,
+GRIP) the inverse. The default of `balance` is the method's own; "none" is b = 1.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Balance = Literal["pseudo/labeled", "labeled/pseudo", "none"]
 class SelfTraining(Method):
     weak = "grad"
     strong = False
-    labeled_in_unlabeled = False  # the authors take labeled images out of the unlabeled set
+    labeled_in_unlabeled = False  # the authors remove labeled images from the unlabeled set
     pseudo: Tensor  # [M] pseudo-label of each unlabeled image, −1 for none
     ratio: Tensor  # b
-    iteration: Tensor  # pseudo-labels were made so many times
+    iteration: Tensor  # number of times that pseudo-labels were made
 
     def __init__(self, task: Task, *, iterations: Count, warmup: Probability, balance: Balance) -> None:
         super().__init__(task)
@@ -51,7 +51,7 @@ class SelfTraining(Method):
         self.register_buffer("iteration", torch.zeros((), dtype=torch.int64))
 
     def shots(self, iteration: int) -> int:
-        """K, the pseudo-labels per class in this iteration (the first is 1)."""
+        """K, the number of pseudo-labels per class in `iteration`, counted from 1."""
         raise NotImplementedError
 
     def phase(self, step: int) -> tuple[int, int]:
@@ -88,29 +88,30 @@ class SelfTraining(Method):
 
 
 def leaderboard(probabilities: np.ndarray, shots: int) -> np.ndarray:
-    """[M] pseudo-labels, −1 for none: each class keeps its `shots` most probable images.
+    """Stable matching of images to classes with `shots` slots per class, independent of the image order.
 
-    An image asks for its most probable class; if that is full of better ones, for the next one that has room or a
-    weaker entry, and so does an image that is pushed out. Whatever the order of the images, the result is the one where
-    no image and class prefer each other to what they got. (The authors go through the images once, in order, and drop
-    those pushed out.) Ties: the earlier class; the image that came to the class first, then the earlier image.
+    Gale and Shapley 1962: each image proposes to its most probable class; a class keeps its `shots` most probable proposals
+    and rejects the others, which propose to their next class. (The authors pass over the images once, in order, and drop
+    rejected ones.) Ties: the earlier class; the image that was matched first, then the earlier image.
+
+    probabilities: [M, C].   Returns [M] pseudo-labels, −1 for none.
     """
     images, classes = probabilities.shape
-    place = np.full(images, -1)
-    bar = np.full(classes, -np.inf)  # what a newcomer must beat: the weakest entry of a full class
-    asking = np.arange(images)
-    while len(asking):
-        open_to = np.where(probabilities[asking] > bar, probabilities[asking], -np.inf)
-        choice = open_to.argmax(1)
-        welcome = open_to[np.arange(len(asking)), choice] > -np.inf  # bars only rise: the others are out for good
-        asking, choice = asking[welcome], choice[welcome]
-        incumbent = np.flatnonzero(place >= 0)
-        place[asking] = choice
-        placed = np.concatenate([incumbent, asking])
-        order = placed[np.lexsort((-probabilities[placed, place[placed]], place[placed]))]  # by class, best first
-        rank = np.arange(len(order)) - np.searchsorted(place[order], place[order])
+    match = np.full(images, -1)
+    bar = np.full(classes, -np.inf)  # probability that a proposal must exceed: the lowest match of a full class
+    proposing = np.arange(images)
+    while len(proposing):
+        acceptable = np.where(probabilities[proposing] > bar, probabilities[proposing], -np.inf)
+        choice = acceptable.argmax(1)
+        accepted = acceptable[np.arange(len(proposing)), choice] > -np.inf  # bars only rise: rejection by all is final
+        proposing, choice = proposing[accepted], choice[accepted]
+        incumbent = np.flatnonzero(match >= 0)
+        match[proposing] = choice
+        matched = np.concatenate([incumbent, proposing])
+        order = matched[np.lexsort((-probabilities[matched, match[matched]], match[matched]))]  # by class, best first
+        rank = np.arange(len(order)) - np.searchsorted(match[order], match[order])
         last = order[rank == shots - 1]
-        bar[place[last]] = probabilities[last, place[last]]
-        asking = np.sort(order[rank >= shots])
-        place[asking] = -1
-    return place
+        bar[match[last]] = probabilities[last, match[last]]
+        proposing = np.sort(order[rank >= shots])
+        match[proposing] = -1
+    return match

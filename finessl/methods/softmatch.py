@@ -5,8 +5,8 @@
     λ(p) = exp(−min(max p̃ − μ, 0)² / (2σ² / n²))
     L = mean H(y, z_x) + λ_u · mean λ(p) H(argmax p, z_s)
 
-Averages are updated before they are used, the variance is the unbiased one. Alignment makes the weight only: the label
-is that of the raw p (USB's form); `align` False leaves it out.
+Averages are updated before they are used; the variance is unbiased. Alignment affects the weight only: the label is argmax
+of the raw p, as in USB. `align` False omits it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SoftMatch(Method):
         unlabeled_weight: Weight = 1.0,
     ) -> None:
         super().__init__(task)
-        momentum, share = momentum, 1 / task.classes
+        share = 1 / task.classes
         self.n_sigma = n_sigma
         self.unlabeled_weight = unlabeled_weight
         self.align = align
@@ -47,7 +47,7 @@ class SoftMatch(Method):
         confidence = aligned.amax(-1)
         mean = self.mean.update(confidence.mean())
         variance = self.variance.update(confidence.var(correction=min(1, len(confidence) - 1)))
-        variance = variance.clamp_min(torch.finfo(variance.dtype).eps)  # all confidences equal for very long: not 0/0
+        variance = variance.clamp_min(torch.finfo(variance.dtype).eps)  # no 0/0 if all confidences stay equal
         weight = torch.exp(-((confidence - mean).clamp_max(0) ** 2) / (2 * variance / self.n_sigma**2))
         labeled = cross_entropy(outputs.labeled.logits, batch.labels).mean()
         unlabeled = consistency(strong.logits, p.label, weight)

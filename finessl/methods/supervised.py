@@ -1,4 +1,4 @@
-"""Supervised: L = mean H(y, z_x), cross-entropy on the labeled images (eq. 1), the figure other methods must beat."""
+"""Supervised: L = mean H(y, z_x), cross-entropy on the labeled images only (eq. 1), the baseline of the other methods."""
 
 from __future__ import annotations
 

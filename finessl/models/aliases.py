@@ -6,12 +6,12 @@ from typing import Literal, NamedTuple
 
 
 class Alias(NamedTuple):
-    timm: str | None  # None: built here
+    timm: str | None  # timm's name; None: built by finessl
     summary: str
-    image_size: int | None = None  # None: the one in timm's config
-    # what timm calls the classifier: dropped; CLIP's projection to the text space; or part of the features
+    image_size: int | None = None  # pixels; None: as in timm's config
+    # What timm's classifier layer is: not used; CLIP's projection to the text space; or part of the features.
     classifier: Literal["none", "projection", "features"] = "none"
-    text: tuple[str, str] | None = None  # open_clip's name and tag of the text tower that was trained with it
+    text: tuple[str, str] | None = None  # open_clip's name and tag of the matching text tower
 
 
 BACKBONES: dict[str, Alias] = {
@@ -59,7 +59,7 @@ BACKBONES: dict[str, Alias] = {
 
 
 def alias_of(name: str) -> Alias:
-    """The alias `name`. A timm name is one of its own, and keeps what is known of those weights."""
+    """The alias `name`. A timm name makes a new alias; for known weights, with their classifier and text tower."""
     if name in BACKBONES:
         return BACKBONES[name]
     for alias in BACKBONES.values():

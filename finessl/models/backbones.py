@@ -1,4 +1,4 @@
-"""Feature extractors by short alias or timm name, with what each expects of its images."""
+"""Backbones by alias or timm name, with their preprocessing."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from torch import Tensor, nn
 
 from finessl.errors import FinesslError
 from finessl.models.aliases import BACKBONES, Alias, alias_of
-from finessl.models.encoder import Encoder, PlainEncoder
+from finessl.models.encoder import Encoder, PooledEncoder
 from finessl.models.vit import ViTEncoder, unsupported
 from finessl.models.weights import load_weights
 from finessl.models.wide_resnet import WideResNet
 from finessl.registry import nearest
 
-# what `--backbone auto` looks for, in the order in which they are preferred while labels cannot tell
+# Candidates of `--backbone auto`, preferred first while there are too few labels to compare them.
 PREFERRED = ("dinov2-vit-b14", "dinov2-vit-s14", "clip-vit-l14", "clip-vit-b16", "siglip-vit-b16", "clip-vit-b32",
              "in21k-vit-b16", "in21k-vit-s16", "embedded")  # fmt: skip
-HUB = ("hf-hub:", "hf_hub:", "local-dir:")  # names that describe a model elsewhere
+HUB = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names of models outside timm
 
 
 @dataclass
 class Backbone:
-    """A feature extractor and what it expects: encoder(normalised images [n, 3, S, S]) → features [n, dim]."""
+    """A feature extractor: encoder(normalised images [n, 3, S, S]) → features [n, dim]."""
 
     encoder: Encoder
     name: str
     dim: int
-    image_size: int
-    mean: tuple[float, ...]
+    image_size: int  # S, pixels
+    mean: tuple[float, ...]  # of the normalisation
     std: tuple[float, ...]
     interpolation: str = "bicubic"
-    visual_proj: Tensor | None = None  # CLIP's [dim, text dim] projection to the text space, where the weights carry it
-    pretrained: bool = True  # or were its weights drawn from a seed?
+    visual_proj: Tensor | None = None  # CLIP's [dim, text dim] projection to the text space, if the weights hold it
+    pretrained: bool = True  # False: random weights
 
     def sha256(self) -> str:
-        """Of the weights, whatever file or hub they came from: names, dtypes, shapes and bytes of the encoder's
-        tensors. Position embeddings do not count, because loading resamples them, differently on other machines."""
+        """Digest of the weights, independent of their file or hub: names, dtypes, shapes and bytes of the encoder's
+        tensors. Position embeddings are left out: loading resamples them, and not equally on every machine."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.encoder.state_dict().items()):
             if "pos_embed" not in name:
@@ -63,8 +63,12 @@ def create_backbone(
     pretrained: bool = True,
     seed: int = 0,
 ) -> Backbone:
-    """`name` is an alias or any timm model. Its weights come from the file `weights`, or from timm's hub, or with
-    `pretrained=False` from the seed (backbones "from scratch" always do, unless a file is given)."""
+    """Build a backbone with its weights.
+
+    name: an alias (`finessl list backbones`) or any timm model.   weights: a local file; None: timm's hub.
+    image_size: pixels; None: the backbone's own.   pretrained: False for random weights (backbones "from scratch" have
+    random weights unless a file is given).   seed: of random weights.
+    """
     if image_size is not None and image_size < 1:
         raise FinesslError(f"image size {image_size} should be at least 1.")
     alias = alias_of(name)
@@ -78,8 +82,8 @@ def create_backbone(
 
 
 def make_encoder(model: nn.Module) -> Encoder:
-    """`ViTEncoder` for transformers with standard blocks, which all strategies can tune; `PlainEncoder` for others."""
-    return PlainEncoder(model) if unsupported(model) else ViTEncoder(model)  # type: ignore[arg-type]
+    """`ViTEncoder` for transformers with standard blocks, which all strategies can tune; `PooledEncoder` for others."""
+    return PooledEncoder(model) if unsupported(model) else ViTEncoder(model)  # type: ignore[arg-type]
 
 
 def _from_timm(
@@ -127,7 +131,7 @@ def _timm_config(name: str) -> dict[str, Any]:
     if name.startswith(HUB):
         try:
             unpublished: Any = timm.create_model(name, pretrained=False, num_classes=0)
-        except Exception as error:  # as in _from_timm
+        except Exception as error:  # the hub's clients raise unrelated types
             raise FinesslError(f"the description of {name!r} could not be loaded ({error}).") from error
         return unpublished.pretrained_cfg
     base, _, tag = name.partition(".")
@@ -145,7 +149,7 @@ def _check_patches(model: nn.Module, size: int) -> None:
     if isinstance(patch, tuple) and size % patch[0]:
         low = size // patch[0] * patch[0]
         choice = f"{low} or {low + patch[0]}" if low else str(patch[0])
-        raise FinesslError(f"image size {size} is not a multiple of the patch size {patch[0]}; take {choice}.")
+        raise FinesslError(f"image size {size} is not a multiple of the patch size {patch[0]}; choose {choice}.")
 
 
 def _no_hub(name: str, reason: str) -> str:
@@ -157,7 +161,7 @@ def _no_hub(name: str, reason: str) -> str:
 
 
 def _check_hub(name: str, config: dict[str, Any]) -> None:
-    """Fail at once rather than after a minute of retries when the hub's name does not resolve and nothing is cached."""
+    """Fail at once, not after a minute of retries, if the hub's name does not resolve and nothing is cached."""
     repository = config.get("hf_hub_id")
     if not repository:
         if not any(config.get(key) for key in ("url", "file", "state_dict")):
@@ -169,7 +173,7 @@ def _check_hub(name: str, config: dict[str, Any]) -> None:
 
 
 def check_name(name: str) -> None:
-    """A FinesslError unless it is an alias or a model of timm's."""
+    """Raise a FinesslError unless `name` is an alias or a timm model."""
     timm_name = alias_of(name).timm
     if timm_name is None or timm_name.startswith(HUB) or timm.is_model(timm_name.partition(".")[0]):
         return
@@ -178,7 +182,7 @@ def check_name(name: str) -> None:
 
 
 def hub_lacks(name: str) -> str | None:
-    """Why the weights of a backbone cannot come from timm's hub, or None; those built here need no hub."""
+    """Why the weights of a backbone cannot come from timm's hub, or None. Backbones built by finessl need no hub."""
     timm_name = alias_of(name).timm
     if timm_name is None:
         return None
@@ -190,7 +194,7 @@ def hub_lacks(name: str) -> str | None:
 
 
 def in_cache(name: str) -> bool:
-    """Are the weights of a backbone here: built in, or fetched from the hub before?"""
+    """Whether the weights of a backbone are on this machine: embedded, or in the hub's cache."""
     timm_name = alias_of(name).timm
     if timm_name is None:
         return name == "embedded"
@@ -204,7 +208,11 @@ def in_cache(name: str) -> bool:
 
 
 def candidate_backbones(asked: str, weights: dict[str, str]) -> list[tuple[str, str | None]]:
-    """(name, weights file) of the backbones to compare. auto: those given by file, in the hub's cache, or built in."""
+    """(name, weights file) of the backbones to compare.
+
+    asked: names separated by commas, or "auto" for those with a weights file, in the hub's cache, or embedded.
+    weights: name → weights file.
+    """
     if asked != "auto":
         names = [name.strip() for name in asked.split(",") if name.strip()]
         if not names:
@@ -218,7 +226,8 @@ def candidate_backbones(asked: str, weights: dict[str, str]) -> list[tuple[str, 
 
 
 def unreachable(repository: str, *files: str) -> str | None:
-    """Why the hub cannot give these files of a repository: its name does not resolve, and none of them is cached."""
+    """Why none of these files of a repository can be downloaded (the hub's name does not resolve and no file is cached),
+    or None."""
     if any(os.environ.get(v) for v in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HF_ENDPOINT")):
         return None
     from huggingface_hub import try_to_load_from_cache
@@ -235,7 +244,7 @@ def unreachable(repository: str, *files: str) -> str | None:
 def _from_scratch(name: str, image_size: int | None, weights: str | Path | None) -> Backbone:
     size, half = image_size or 32, (0.5, 0.5, 0.5)
     model: nn.Module
-    if name == "vit-small":  # the width and depth of ViT-S, with patches for 32 px
+    if name == "vit-small":  # width and depth of ViT-S, 2×2 patches
         model = VisionTransformer(
             img_size=size, patch_size=2, embed_dim=384, depth=12, num_heads=6, num_classes=0, global_pool="token"
         )

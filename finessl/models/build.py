@@ -1,4 +1,4 @@
-"""A backbone, a tuning strategy and heads, put together."""
+"""Build a network from a backbone, a tuning strategy and heads; choose how it computes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from finessl.runtime.compile import compiled, fuse
 from finessl.runtime.fp8 import round_to_fp8
 from finessl.runtime.precision import DTYPES
 
-RECOMPILE_LIMIT = 64  # variants of a block: each batch size, with and without gradient, the first and the last block
+RECOMPILE_LIMIT = 64  # graphs per function: each batch size, with and without gradient, first, middle and last block
 
 
 def build_network(
@@ -30,7 +30,11 @@ def build_network(
     aux: Literal["detached", "attached"] | None,
     generator: torch.Generator,
 ) -> tuple[Tuning, Network]:
-    """The backbone tuned as asked, with heads; every random start comes from `generator`."""
+    """Tune the backbone and add heads.
+
+    classes: their names.   tuning, head: name and options.   aux: auxiliary head (None: none; "detached": its loss does not
+    reach the encoder).   generator: of all random initial values.
+    """
     strategy = create(tuning.name, tuning.options)
     strategy.apply(backbone.encoder, generator)
     options = {name: value for name, value in head.options.items() if name not in Start.model_fields}
@@ -38,7 +42,7 @@ def build_network(
 
 
 def store_frozen(encoder: Encoder, precision: str) -> None:
-    """Keep the frozen weights as they are computed with, instead of converting them at every step."""
+    """Store frozen weights in the format that they are multiplied in, instead of converting them at every step."""
     if precision == "fp8" and isinstance(encoder, ViTEncoder):
         round_to_fp8(encoder)
     if precision != "fp32":
@@ -46,7 +50,7 @@ def store_frozen(encoder: Encoder, precision: str) -> None:
 
 
 def compile_encoder(encoder: Encoder) -> None:
-    """torch.compile with fixed shapes; where it cannot work (no compiler on this machine), the plain encoder does."""
+    """Compile the encoder with static shapes, and the `fused` functions of the views. Falls back to eager mode."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
     encoder.accelerate(compiled)
     fuse()

@@ -1,10 +1,10 @@
-"""CoOp (Zhou et al., IJCV 2022, https://arxiv.org/abs/2109.01134): class names behind learned words.
+"""CoOp (Zhou et al., IJCV 2022, https://arxiv.org/abs/2109.01134): learned context vectors before each class name.
 
     t_k = text tower(context, name of class k)        logits = s · cos(f · P, t_k)
 
-The context, `length` vectors that all classes share, is what trains; CLIP's text tower, its projection P of the image
-features and its scale s stay as they are. With vpt-deep these are prompts on both sides, with linear on the text's alone.
-A finished classifier keeps t_k and P and needs no text tower (`ProjectedHead`).
+Only the context trains: `length` vectors shared by all classes. CLIP's text tower, its projection P of the image features
+and its scale s are frozen. With vpt-deep there are prompts on both sides, with linear on the text side only. An exported
+classifier holds t_k and P and needs no text tower (`ProjectedHead`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from finessl.registry.options import Choice, Count
 
 
 class CoOpHead(Head):
+    """length: number of context vectors.   context_init: initial words; their tokens replace `length` random vectors.
+    learn_scale: train the scale s.   text_weights: file of the text tower (OpenAI's or open_clip's CLIP); None: the hub."""
+
     projection: Tensor  # P [dim, text dim]
 
     def __init__(
@@ -36,8 +39,6 @@ class CoOpHead(Head):
         learn_scale: bool = False,
         text_weights: str | None = None,
     ) -> None:
-        """`context_init`: words to start from, as many vectors as they have tokens; random vectors otherwise.
-        `text_weights`: a file with the text tower (OpenAI's or open_clip's CLIP), which else comes from the hub."""
         super().__init__()
         model, tokenizer = load_text_tower(
             backbone,
@@ -51,7 +52,7 @@ class CoOpHead(Head):
         self.names = PromptedNames(model, tokenizer, classes, words=context_init, length=length)
         self.context = nn.Parameter(torch.empty(self.names.length, self.names.embedded.shape[2]))
         self.scale = nn.Parameter(torch.tensor(self.names.scale), requires_grad=learn_scale)
-        self._kept: tuple[tuple[int, int], Tensor] | None = None
+        self._cached: tuple[tuple[int, int], Tensor] | None = None
 
     @classmethod
     def build(cls, backbone: Backbone, classes: Sequence[str], **options: Any) -> CoOpHead:
@@ -59,9 +60,9 @@ class CoOpHead(Head):
 
     @torch.no_grad()
     def reset(self, generator: torch.Generator | None) -> None:
-        """The words' embeddings, or a normal distribution with deviation 0.02."""
-        drawn = torch.empty(self.context.shape).normal_(0, 0.02, generator=generator)
-        self.context.copy_(drawn if self.names.initial is None else self.names.initial)
+        """Embeddings of the initial words, or normal numbers with standard deviation 0.02."""
+        random = torch.empty(self.context.shape).normal_(0, 0.02, generator=generator)
+        self.context.copy_(random if self.names.initial is None else self.names.initial)
 
     def set(self, weight: Tensor, bias: Tensor | None = None) -> None:
         raise FinesslError(
@@ -70,23 +71,23 @@ class CoOpHead(Head):
         )
 
     def class_weights(self) -> Tensor:
-        """t_k [C, text dim], of length 1. In evaluation they are computed once for all batches."""
+        """t_k [C, text dim], unit rows. In evaluation they are computed once for all batches."""
         if self.training or torch.is_grad_enabled():
             return F.normalize(self.names(self.context), dim=1)
         state = (self.context.data_ptr(), self.context._version)
-        if self._kept is None or self._kept[0] != state:
-            self._kept = (state, F.normalize(self.names(self.context), dim=1))
-        return self._kept[1]
+        if self._cached is None or self._cached[0] != state:
+            self._cached = (state, F.normalize(self.names(self.context), dim=1))
+        return self._cached[1]
 
     def train(self, mode: bool = True) -> CoOpHead:
-        self._kept = None  # a recorded step changes the context without a new version of it
+        self._cached = None  # a CUDA graph changes the context without incrementing its version
         return super().train(mode)
 
     def forward(self, features: Tensor) -> Tensor:
         return self.scale * F.linear(F.normalize(features @ self.projection, dim=-1), self.class_weights())
 
     @torch.no_grad()
-    def finished(self, choice: Choice) -> tuple[Choice, Head]:
+    def exported(self, choice: Choice) -> tuple[Choice, Head]:
         weight, (dim, width) = self.class_weights(), self.projection.shape
         head = ProjectedHead(dim, len(weight), width=width).to(weight.device)
         for mine, its in ((weight, head.weight), (self.projection, head.projection), (self.scale, head.scale)):

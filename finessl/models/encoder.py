@@ -1,5 +1,4 @@
-"""What every backbone is to the rest: images in, one feature vector per image out, and a pretrained part that stays
-in eval mode while the parts that train follow the network's mode."""
+"""The interface of every backbone: images in, one feature vector per image out. Frozen parts stay in eval mode."""
 
 from __future__ import annotations
 
@@ -12,42 +11,42 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class Encoder(nn.Module):
-    """`model` is the pretrained network. The modules in `live` (within `model`) follow train() and eval(); the rest of
-    `model` is always in eval mode, so that a frozen backbone drops nothing out and keeps its running statistics."""
+    """`model` is the pretrained network. Modules of `model` that are listed in `unfrozen` follow train() and eval(); the
+    others are always in eval mode: a frozen backbone has no dropout and keeps its running statistics."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.live: list[nn.Module] = []
-        self.checkpointing = False  # recompute parts in the backward pass: less memory, more time
+        self.unfrozen: list[nn.Module] = []
+        self.checkpointing = False  # gradient checkpointing: less memory, more time
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Encoder:
         self.training = mode
-        for child in self.children():  # the model never passes through training mode: some keep tables in eval mode
+        for child in self.children():  # `model` never enters training mode: some models build tables in eval mode
             child.train(mode and child is not self.model)
-        for module in self.live:
+        for module in self.unfrozen:
             module.train(mode)
         return self
 
     def accelerate(self, wrap: Callable[[Any], Any]) -> None:
-        """Replace what computes by `wrap` of it (torch.compile, see training/acceleration.py)."""
+        """Replace the forward function by `wrap` of it (runtime/compile.py)."""
         self.forward = wrap(self.forward)  # type: ignore[method-assign]
 
-    def moving_buffers(self) -> dict[str, Tensor]:
-        """The BatchNorm statistics that training moves: part of a checkpoint although they are no parameters."""
-        moving = {id(m) for live in self.live for m in live.modules() if isinstance(m, _BatchNorm)}
+    def trainable_buffers(self) -> dict[str, Tensor]:
+        """Running statistics of unfrozen BatchNorms: part of a checkpoint although they are not parameters."""
+        norms = {id(m) for part in self.unfrozen for m in part.modules() if isinstance(m, _BatchNorm)}
         return {
             f"{name}.{key}": buffer
             for name, module in self.named_modules()
-            if id(module) in moving
+            if id(module) in norms
             for key, buffer in module.named_buffers(recurse=False)
         }
 
 
-class PlainEncoder(Encoder):
-    """Any network whose forward gives pooled features: ResNets, and transformers with blocks of their own kind.
-    `output` is the place for a module on the features (SSF)."""
+class PooledEncoder(Encoder):
+    """Any network whose forward returns pooled features: ResNets, and transformers with other blocks than timm's.
+    `output` is the slot for a module on the features (SSF)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -58,8 +57,8 @@ class PlainEncoder(Encoder):
 
 
 def freeze_dtype(encoder: nn.Module, dtype: torch.dtype) -> None:
-    """Store the frozen matrices and convolutions in the dtype that autocast computes in: it would cast them again at
-    every step. Trained parameters and norms stay as they are. Run the encoder under autocast of that dtype."""
+    """Store frozen matrices and convolutions in `dtype`, which autocast would cast them to at every step. Trained parameters
+    and norms keep their dtype. Run the encoder under autocast of `dtype`."""
     for module in encoder.modules():
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
             for parameter in module.parameters(recurse=False):

@@ -1,4 +1,4 @@
-"""Where the heads start: random, class means, a ridge probe, or the class names' text features."""
+"""Initial weights of the heads: random, class means, ridge regression, or text features of the class names."""
 
 from __future__ import annotations
 
@@ -38,8 +38,12 @@ def start_heads(
     template: str = TEMPLATE,
     text_features: str | Path | None = None,
 ) -> None:
-    """Start both heads of `network` as `init` says. `labeled` gives features [n, dim] and labels [n] of the labeled
-    images, when they are needed. `text_features`: a file to read instead of running the text tower."""
+    """Set the initial weights of both heads.
+
+    init: one of INITS.   labeled: function that returns features [n, dim] and labels [n] of the labeled images, called if
+    needed.   generator: for classes without labeled images.   template: prompt for a class name.   text_features: a file to
+    read instead of running the text tower.
+    """
     if init not in INITS:
         raise FinesslError(f"unknown head start {init!r}{nearest(init, INITS) or ';'} known: {', '.join(INITS)}.")
     if init == "random":
@@ -55,55 +59,69 @@ def start_heads(
         )
         weight = text_weights(text, backbone)
     else:
-        weight = {"class-mean": class_mean, "probe": probe}[init](features, labels, len(classes), generator)
-    if linear:  # rows of length 1: bring the logits to the cosine head's range, whatever the length of the features
+        weight = {"class-mean": class_mean, "probe": ridge_probe}[init](features, labels, len(classes), generator)
+    if linear:  # unit rows: divide by the features' length, so that logits have the cosine head's range
         length = 1.0 if isinstance(network.head, CentredHead) else features.float().norm(dim=1).mean()
         weight = weight / (0.07 * length)
     network.set_head(weight)
 
 
 def random_rows(classes: int, dim: int, generator: torch.Generator | None) -> Tensor:
+    """[C, dim]: random unit rows."""
     return F.normalize(torch.empty(classes, dim).uniform_(-1, 1, generator=generator), dim=1)
 
 
 def class_mean(features: Tensor, labels: Tensor, classes: int, generator: torch.Generator | None = None) -> Tensor:
-    """[C, dim]: direction of the mean of each class's normalised features; random for a class without images."""
-    directions = F.normalize(features.float(), dim=1)
-    sums = torch.zeros(classes, features.shape[1]).index_add_(0, labels, directions)
+    """[C, dim]: direction of the mean of each class's unit features; random for a class without images."""
+    unit = F.normalize(features.float(), dim=1)
+    sums = torch.zeros(classes, features.shape[1]).index_add_(0, labels, unit)
     present = torch.bincount(labels, minlength=classes)[:, None] > 0
     return torch.where(present, F.normalize(sums, dim=1), random_rows(classes, features.shape[1], generator))
 
 
-def probe(
+def ridge(x: Tensor, y: Tensor, penalty: float, *, relative: bool = False) -> Tensor:
+    """W [dim, C], the minimum of ‖x·W − y‖² + λ‖W‖².
+
+    x: [n, dim].   y: [n, C].   penalty: λ; with `relative`, in units of the mean squared singular value of x.
+    Solves the smaller system: (xᵀx + λI)⁻¹xᵀy, or for n ≤ dim its dual form xᵀ(xxᵀ + λI)⁻¹y, the usual one with few labels.
+    """
+    dual = len(x) <= x.shape[1]
+    gram = x @ x.T if dual else x.T @ x
+    strength = penalty * gram.diagonal().mean() + 1e-12 if relative else penalty
+    gram = gram + strength * torch.eye(len(gram), dtype=x.dtype, device=x.device)
+    return x.T @ torch.linalg.solve(gram, y) if dual else torch.linalg.solve(gram, x.T @ y)
+
+
+def ridge_probe(
     features: Tensor,
     labels: Tensor,
     classes: int,
     generator: torch.Generator | None = None,
     *,
-    ridge: float = 0.1,
+    penalty: float = 0.1,
 ) -> Tensor:
-    """[C, dim]: rows of the ridge regression from normalised features X to centred one-hot labels Y, made of length 1.
-    In its dual form, Xᵀ(XXᵀ + ridge·I)⁻¹Y, which is small when labels are few. A class without images is random."""
+    """[C, dim]: unit rows of the ridge regression from unit features to centred one-hot labels; random for a class
+    without images."""
     x = F.normalize(features.double(), dim=1)
     y = F.one_hot(labels, classes).double() - 1 / classes
-    if len(x) <= x.shape[1]:
-        solution = x.T @ torch.linalg.solve(x @ x.T + ridge * torch.eye(len(x), dtype=x.dtype), y)
-    else:
-        solution = torch.linalg.solve(x.T @ x + ridge * torch.eye(x.shape[1], dtype=x.dtype), x.T @ y)
     present = torch.bincount(labels, minlength=classes)[:, None] > 0
-    return torch.where(present, F.normalize(solution.T, dim=1).float(), random_rows(classes, x.shape[1], generator))
+    rows = F.normalize(ridge(x, y, penalty).T, dim=1).float()
+    return torch.where(present, rows, random_rows(classes, x.shape[1], generator))
 
 
 def text_weights(text: Tensor, backbone: Backbone) -> Tensor:
-    """[C, dim] from text features [C, text dim]: through CLIP's projection, backwards (w = t·Pᵀ), rows of length 1.
-    f·w = (f·P)·t, so the head starts as CLIP's zero-shot classifier but for the norm of f·P."""
+    """[C, dim] from text features t [C, text dim]: unit rows of t·Pᵀ, with CLIP's projection P. Since f·(t·Pᵀ)ᵀ = (f·P)·tᵀ,
+    the head starts as CLIP's zero-shot classifier, except for the norm of f·P."""
     return F.normalize(text.float() @ projection_to(text.shape[1], backbone).T, dim=1)
 
 
 def embed_names(
     backbone: Backbone, classes: Sequence[str], template: str = TEMPLATE, needed_by: str = "--head-init text"
 ) -> Tensor:
-    """[C, text dim]: normalised text features of the class names, by open_clip's text tower."""
+    """[C, text dim]: unit text features of the class names, by open_clip's text tower.
+
+    template: prompt with {} for the class name.   needed_by: the option that error messages name.
+    """
     if "{}" not in template:
         raise FinesslError(f"the prompt template {template!r} has no {{}} for the class name.")
     model, tokenizer = load_text_tower(
@@ -118,8 +136,8 @@ def embed_names(
 
 
 def read_text_features(path: str | Path, classes: Sequence[str]) -> Tensor:
-    """[C, text dim] from FILE.npy. With FILE.json beside it, {"classes": [...]}, rows are found by name; without, row
-    i belongs to class i."""
+    """[C, text dim] from FILE.npy. With FILE.json in the same folder, {"classes": [...]}, rows are found by name; without
+    it, row i belongs to class i."""
     path = Path(path)
     try:
         rows = np.load(path, allow_pickle=False)
@@ -137,9 +155,9 @@ def read_text_features(path: str | Path, classes: Sequence[str]) -> Tensor:
         if len(rows) != len(classes):
             raise FinesslError(f"{path} has {len(rows)} rows for {len(classes)} classes.")
         return F.normalize(torch.from_numpy(rows).float(), dim=1)
-    place = {name.replace("_", " ").lower(): i for i, name in enumerate(named)}
+    row_of = {name.replace("_", " ").lower(): i for i, name in enumerate(named)}
     wanted = [label.replace("_", " ").lower() for label in classes]
-    missing = [label for label in wanted if label not in place]
+    missing = [label for label in wanted if label not in row_of]
     if missing:
         raise FinesslError(f"{path} has no text features for {len(missing)} classes: {', '.join(missing[:5])}.")
-    return F.normalize(torch.from_numpy(rows[[place[label] for label in wanted]]).float(), dim=1)
+    return F.normalize(torch.from_numpy(rows[[row_of[label] for label in wanted]]).float(), dim=1)

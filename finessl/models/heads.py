@@ -32,37 +32,40 @@ Scale = Annotated[float, Field(gt=0, le=10_000)]
 
 
 class Start(Options):
-    """Options that every head has: where it starts (see head_init.py)."""
+    """Options of every head: its initial weights (head_init.py)."""
 
     init: Literal["random", "class-mean", "probe", "text"] = "random"
-    template: str = "a photo of a {}."  # for the class names
-    text_features: str | None = None  # FILE.npy with the class names' text features, instead of a text tower
+    template: str = "a photo of a {}."  # prompt for a class name
+    text_features: str | None = None  # FILE.npy with text features of the class names, instead of a text tower
 
 
 class Head(nn.Module):
-    """What every head is: features [n, dim] in, logits [n, C] out. Options are keyword-only arguments of __init__."""
+    """The interface of heads: features [n, dim] in, logits [n, C] out. Options are keyword-only arguments of __init__."""
 
     @classmethod
     def build(cls, backbone: Backbone, classes: Sequence[str], **options: Any) -> Head:
-        """For the features of a backbone and classes of these names."""
+        """A head for the features of `backbone`.   classes: their names."""
         return cls(backbone.dim, len(classes), **options)
 
     def reset(self, generator: torch.Generator | None) -> None:
-        """Draw the first weights."""
+        """Random initial weights."""
         raise NotImplementedError
 
     def set(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Start from these weights [C, dim]."""
+        """Set the initial weights [C, dim] and bias [C]."""
         raise NotImplementedError
 
-    def finished(self, choice: Choice) -> tuple[Choice, Head]:
-        """What a classifier keeps of the trained head: a head that its name, options and trained parameters make
-        again. `choice`: name and options of this one."""
+    def exported(self, choice: Choice) -> tuple[Choice, Head]:
+        """The head of an exported classifier, with its name and options. It computes the same logits, and its parameters
+        alone restore it.   choice: name and options of this head."""
         return choice, self
 
 
 class CosineHead(Head):
-    """s · (f / ‖f‖) · (w / ‖w‖)ᵀ, without a bias. The scale s is the number itself, not its logarithm."""
+    """s · (f / ‖f‖) · (w / ‖w‖)ᵀ, without bias.
+
+    scale: initial s (the parameter is s itself, not its logarithm).   learn_scale: train it.
+    """
 
     def __init__(self, dim: int, classes: int, *, scale: Scale = 1 / 0.07, learn_scale: bool = True) -> None:
         super().__init__()
@@ -72,7 +75,7 @@ class CosineHead(Head):
 
     @torch.no_grad()
     def reset(self, generator: torch.Generator | None) -> None:
-        """Rows of uniform(-1, 1) numbers, made of length 1."""
+        """Unit rows of uniform(-1, 1) numbers."""
         weight = torch.empty(self.weight.shape).uniform_(-1, 1, generator=generator)
         self.set(F.normalize(weight, dim=1))
 
@@ -86,7 +89,7 @@ class CosineHead(Head):
 
 
 class ProjectedHead(CosineHead):
-    """The cosine head on f · P, with `width` columns in P."""
+    """The cosine head on f · P, for a projection P [dim, width]."""
 
     def __init__(
         self, dim: int, classes: int, *, width: Count = 512, scale: Scale = 1 / 0.07, learn_scale: bool = True
@@ -96,7 +99,7 @@ class ProjectedHead(CosineHead):
 
     @torch.no_grad()
     def reset(self, generator: torch.Generator | None) -> None:
-        """Normal numbers that keep the length of a feature in P; random directions for the classes."""
+        """Normal numbers with standard deviation 1/√width in P, which keeps the length of features; random class weights."""
         dim, width = self.projection.shape
         self.projection.copy_(torch.empty(dim, width).normal_(0, width**-0.5, generator=generator))
         self.set(torch.empty(len(self.weight), dim).uniform_(-1, 1, generator=generator))
@@ -119,7 +122,7 @@ class LinearHead(Head):
 
     @torch.no_grad()
     def reset(self, generator: torch.Generator | None) -> None:
-        """Weights of a normal distribution with deviation 0.01; biases zero."""
+        """Normal weights with standard deviation 0.01; zero bias."""
         self.set(torch.empty(self.weight.shape).normal_(0, 0.01, generator=generator))
 
     @torch.no_grad()
@@ -135,7 +138,7 @@ class LinearHead(Head):
 
 
 class CentredHead(LinearHead):
-    """x · wᵀ + b on x = unit(unit(f) − centre): what `finessl quick` solves. Trained from scratch, the centre is 0."""
+    """x · wᵀ + b with x = unit(unit(f) − centre): the head of `finessl quick`. In training the centre starts at 0."""
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__(dim, classes)

@@ -1,4 +1,4 @@
-"""A backbone with its main head and, where the method wants one, an auxiliary head."""
+"""A backbone with a main head and, if the method needs one, an auxiliary head."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from finessl.registry.options import Choice, check_options
 
 
 class Network(nn.Module):
-    """Tune the backbone's encoder first (`tuning.apply`), then build this: what requires a gradient now is what trains.
+    """Encoder and heads. Apply the tuning strategy to the encoder first: parameters that require a gradient when the network
+    is built are the trained ones.
 
-    The auxiliary head starts as a copy of the main one, with its own scale. "detached": its loss does not reach the
-    encoder; "attached": it does.
+    classes: their names.   head, head_options: an entry of HEADS and its options.   aux: the auxiliary head, a copy of the
+    main one with its own scale; its loss reaches the encoder ("attached") or does not ("detached"); None: no such head.
+    generator: of random initial weights.
     """
 
     def __init__(
@@ -44,16 +46,16 @@ class Network(nn.Module):
         self.aux = copy.deepcopy(self.head) if aux else None
         self.detach_aux = aux == "detached"
         self._trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
-        self._moving = list(self.encoder.moving_buffers())
+        self._buffers_trained = list(self.encoder.trainable_buffers())
         self._initial: dict[str, Tensor] = {}
         self._remember()
 
     def features(self, images: Tensor) -> Tensor:
-        """Of images [n, 3, S, S]; features [n, dim] that were computed before stay as they are."""
+        """Features [n, dim] of images [n, 3, S, S]. Input of two dimensions is taken to be cached features and returned."""
         return images if images.ndim == 2 else self.encoder(images)
 
     def classify(self, features: Tensor) -> HeadOutputs:
-        """Both heads, in float32 at least: softmax over many classes needs more than half precision."""
+        """Logits of both heads, in float32 or better: a softmax over many classes needs more than half precision."""
         if features.dtype in (torch.float16, torch.bfloat16):
             features = features.float()
         with torch.autocast(features.device.type, enabled=False):
@@ -66,66 +68,67 @@ class Network(nn.Module):
         return self.classify(self.features(images))
 
     def set_head(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Start both heads from these weights (class means, a probe, text features)."""
+        """Set the initial weights of both heads (head_init.py)."""
         for head in (self.head, self.aux):
             if head is not None:
                 head.set(weight, bias)
         self._remember()
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Name → parameter of all that trains at some time: what a checkpoint must hold, with `trainable_buffers`."""
+        """Name → parameter of all parameters that train at some time."""
         parameters = dict(self.named_parameters())
         return {name: parameters[name] for name in self._trained}
 
     def trainable_buffers(self) -> dict[str, Tensor]:
-        """Name → running statistic that training moves (BatchNorm)."""
+        """Name → running statistic that training changes (BatchNorm)."""
         buffers = dict(self.encoder.named_buffers())
-        return {f"encoder.{name}": buffers[name] for name in self._moving}
+        return {f"encoder.{name}": buffers[name] for name in self._buffers_trained}
 
     def trainable_state_dict(self) -> dict[str, Tensor]:
-        """All that a checkpoint holds."""
+        """The network's part of a checkpoint: trained parameters and trainable buffers."""
         return {**self.trained(), **self.trainable_buffers()}
 
     def finished(self, choice: Choice) -> tuple[Choice, dict[str, Tensor]]:
-        """All that a classifier holds: the head's name and options, and tensors for `load_trainable_state_dict`.
-
-        choice: name and options of the head that was trained."""
+        """The content of an exported classifier: name and options of its head, and tensors for
+        `load_trainable_state_dict`.   choice: name and options of the trained head."""
         tensors = {name: tensor for name, tensor in self.trainable_state_dict().items() if name.startswith("encoder.")}
-        left = choice
+        exported = choice
         for side, head in (("head", self.head), ("aux", self.aux)):
             if head is not None:
-                left, plain = head.finished(choice)
-                tensors |= {f"{side}.{name}": p for name, p in plain.named_parameters() if p.requires_grad}
-        return left, tensors
+                exported, module = head.exported(choice)
+                tensors |= {f"{side}.{name}": p for name, p in module.named_parameters() if p.requires_grad}
+        return exported, tensors
 
     @torch.no_grad()
     def load_trainable_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """The reverse of `trainable_state_dict`; an error names what does not fit."""
+        """Inverse of `trainable_state_dict`. A FinesslError names tensors that are missing, unknown or of another shape."""
         mine = self.trainable_state_dict()
-        odd = [n for n in {**mine, **tensors} if n not in mine or n not in tensors or mine[n].shape != tensors[n].shape]
-        if odd:
-            raise FinesslError(f"these trained parameters belong to another model: {', '.join(odd[:5])} do not fit.")
+        wrong = [
+            n for n in {**mine, **tensors} if n not in mine or n not in tensors or mine[n].shape != tensors[n].shape
+        ]
+        if wrong:
+            raise FinesslError(f"these trained parameters belong to another model: {', '.join(wrong[:5])} do not fit.")
         for name, tensor in mine.items():
             tensor.copy_(tensors[name])
 
     @property
     def random(self) -> bool:
-        """Does training draw random numbers inside the network (dropout)?"""
+        """Whether the forward pass uses random numbers (dropout)."""
         return any(isinstance(module, nn.Dropout) and module.p > 0 and module.training for module in self.modules())
 
     def count(self) -> tuple[int, int]:
-        """Numbers that train, numbers in all."""
+        """Number of trained parameters, number of all parameters."""
         trained = sum(parameter.numel() for parameter in self.trained().values())
         return trained, sum(parameter.numel() for parameter in self.parameters())
 
     def parameter_groups(
-        self, *, lr: float, weight_decay: float, backbone_lr: float | None = None, head_lr: float | None = None
+        self, *, lr: float, weight_decay: float, backbone_lr: float | None = None
     ) -> list[dict[str, Any]]:
-        """Groups "backbone" and "heads" for the optimizer; one that has nothing to train is left out."""
+        """Optimizer groups "backbone" and "heads"; an empty group is left out.   backbone_lr: None: as `lr`."""
         sides: dict[str, list[nn.Parameter]] = {"backbone": [], "heads": []}
         for name, parameter in self.trained().items():
             sides["backbone" if name.startswith("encoder.") else "heads"].append(parameter)
-        rates = {"backbone": lr if backbone_lr is None else backbone_lr, "heads": lr if head_lr is None else head_lr}
+        rates = {"backbone": lr if backbone_lr is None else backbone_lr, "heads": lr}
         return [
             {"name": side, "params": parameters, "lr": rates[side], "weight_decay": weight_decay}
             for side, parameters in sides.items()
@@ -133,7 +136,7 @@ class Network(nn.Module):
         ]
 
     def reset(self) -> None:
-        """Trained parameters and moving statistics as they were when the network was built (or its heads set)."""
+        """Restore the initial values of trained parameters and trainable buffers (heads: as of the last `set_head`)."""
         with torch.no_grad():
             for name, tensor in self.trainable_state_dict().items():
                 tensor.copy_(self._initial[name])

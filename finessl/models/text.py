@@ -1,5 +1,5 @@
-"""CLIP's text towers, from open_clip: features of the class names (`--head-init text`), and of class names with learned
-words before them (`--head coop`)."""
+"""CLIP's text towers, from open_clip: features of class names (`--head-init text`), and of class names after learned
+context vectors (`--head coop`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from finessl.models.aliases import BACKBONES, alias_of
 from finessl.models.backbones import Backbone, unreachable
 from finessl.models.weights import check_fit, read_weights
 
-SIZES = ("input_resolution", "context_length", "vocab_size")  # numbers that OpenAI's files hold among the weights
+SIZES = ("input_resolution", "context_length", "vocab_size")  # entries of OpenAI's files that are not weights
 
 
 def load_text_tower(
     backbone: Backbone, *, needed_by: str, instead: str, weights: str | Path | None = None
 ) -> tuple[Any, Any]:
-    """open_clip's model and tokenizer with the text tower that was trained with `backbone`, from the file `weights` or
-    from the hub. Errors say what the tower is `needed_by`, and what to do `instead` when the hub cannot give it."""
+    """open_clip's model and tokenizer, with the text tower that belongs to `backbone`.
+
+    needed_by: the option that error messages name.   instead: advice if the hub cannot be reached.   weights: a local file;
+    None: the hub.
+    """
     alias = alias_of(backbone.name)
     if alias.text is None:
         able = ", ".join(name for name, entry in BACKBONES.items() if entry.text)
@@ -51,7 +54,7 @@ def load_text_tower(
 def from_hub(open_clip: Any, name: str, tag: str) -> Any:
     repository = (open_clip.get_pretrained_cfg(name, tag).get("hf_hub") or "").strip("/")
     reason = repository and unreachable(repository, "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-    if reason:  # at once, not after the client's retries
+    if reason:  # fail at once, not after the client's retries
         raise OSError(reason)
     return open_clip.create_model(name, pretrained=tag)
 
@@ -63,13 +66,13 @@ def without_weights(open_clip: Any, name: str) -> Any:
 
 
 def spoken(label: str) -> str:
-    """A class's name as words."""
+    """A class name as words."""
     return label.replace("_", " ")
 
 
 def projection_to(width: int, backbone: Backbone) -> Tensor:
-    """[dim, width]: from the backbone's features to text features of `width` numbers; the identity where the features
-    are in the text space already (SigLIP, CLIP's ResNets)."""
+    """[dim, width]: projection of the backbone's features to the text space; the identity if they are in it already (SigLIP,
+    CLIP's ResNets).   width: dimensions of the text features."""
     projection = backbone.visual_proj
     if projection is None:
         if width != backbone.dim:
@@ -86,22 +89,23 @@ def projection_to(width: int, backbone: Backbone) -> Tensor:
 
 
 class PromptedNames(nn.Module):
-    """A frozen text tower and class names: context vectors in, a feature for each class out.
+    """A frozen text tower and class names: context vectors in, one feature per class out.
 
         [start] context … name of class k . [end]   →   t_k
 
-    A copy is the same tower: heads share it.
+    deepcopy returns the same object: heads share the tower.
     """
 
-    embedded: Tensor  # [C, L, width] the tokens' embeddings; those in the context's place are never used
-    tokens: Tensor  # [C, L] tell the tower where a text ends
+    embedded: Tensor  # [C, L, width] embeddings of the tokens; those in the context's slot are never used
+    tokens: Tensor  # [C, L]; the tower finds the end of a text in them
 
     def __init__(self, model: Any, tokenizer: Any, classes: Sequence[str], *, words: str | None, length: int) -> None:
-        """`words` give the context's length and its `initial` embeddings; without, it has `length` vectors."""
+        """model, tokenizer: from load_text_tower.   classes: their names.   words: initial context, which then has one vector
+        per token.   length: number of context vectors without `words`."""
         super().__init__()
-        part = getattr(model, "text", model)  # CLIP itself is its text tower; later models have one
+        part = getattr(model, "text", model)  # CLIP's text tower is the model itself; later models have an attribute
         empty, named = tokenizer([""]), tokenizer([f"{spoken(name)}." for name in classes])
-        self.start = int((named[0] != empty[0]).nonzero()[0])  # behind the start token, where there is one
+        self.start = int((named[0] != empty[0]).nonzero()[0])  # after the start token, if there is one
         self.initial: Tensor | None = None
         if words is not None:
             written = tokenizer([words])[0, self.start :]
@@ -114,11 +118,13 @@ class PromptedNames(nn.Module):
         if room < 1 or long:
             raise FinesslError(
                 f"head coop: {length} context vectors and the class {(long or classes)[0]!r} do not fit in the text "
-                f"tower's {named.shape[1]} tokens; take a smaller head.length."
+                f"tower's {named.shape[1]} tokens; choose a smaller head.length."
             )
-        place = named[:, self.start, None].expand(-1, length)  # any token but the end's
-        tokens = torch.cat([named[:, : self.start], place, named[:, self.start : room]], 1)
-        if getattr(model, "attn_mask", None) is not None:  # causal: what follows the longest text's end has no effect
+        slot = named[:, self.start, None].expand(-1, length)  # any token but the end token
+        tokens = torch.cat([named[:, : self.start], slot, named[:, self.start : room]], 1)
+        if (
+            getattr(model, "attn_mask", None) is not None
+        ):  # causal: tokens after the end of the longest text have no effect
             end = int((tokens != empty[0, -1]).any(0).nonzero()[-1]) + 1
             tokens = tokens[:, :end]
             model.positional_embedding = nn.Parameter(model.positional_embedding[:end].clone())
@@ -127,12 +133,12 @@ class PromptedNames(nn.Module):
         self.register_buffer("embedded", part.token_embedding(tokens).detach())
         self.scale = model.logit_scale.exp().item()
         del model.visual
-        part.token_embedding = nn.Identity()  # its place is needed, its 50,000 rows are not
+        part.token_embedding = nn.Identity()  # replaces 50,000 rows; `forward` hooks it
         self.model, self.embedding = model, part.token_embedding
         self.requires_grad_(False).eval()
 
     def forward(self, context: Tensor) -> Tensor:
-        """[C, text dim], by open_clip's own encode_text, which is given other embeddings than those of the tokens."""
+        """[C, text dim]: open_clip's encode_text on embeddings that contain `context`."""
         head, tail = self.embedded[:, : self.start], self.embedded[:, self.start + self.length :]
         prompts = torch.cat([head, context.expand(len(head), -1, -1), tail], 1)
         with self.embedding.register_forward_hook(lambda *_: prompts):

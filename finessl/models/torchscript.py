@@ -1,7 +1,7 @@
-"""The tensors of a TorchScript archive, the form in which OpenAI publishes CLIP, read without running its code.
+"""The tensors of a TorchScript archive (OpenAI's format of CLIP), read without executing its code.
 
-The archive is a zip file: <name>/data.pkl describes the module, <name>/data/<key> holds the bytes of each tensor. (The
-program itself, <name>/code/…, is not read. `torch.jit.load` would run parts of it while loading.)
+The archive is a zip file: <name>/data.pkl describes the module, <name>/data/<key> holds the bytes of each tensor. The
+program, <name>/code/…, is not read; `torch.jit.load` would execute parts of it while loading.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STORAGES = {
 
 
 class Module:
-    """Stands in for every class of the archive: only its attributes are of interest."""
+    """Stand-in for every class of the archive; only its attributes are read."""
 
     __slots__ = ("state",)
 
@@ -49,11 +49,11 @@ class Rebuild:
     def __call__(self, storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Tensor:
         if math.prod(size) > storage.numel():
             raise FinesslError("has a tensor larger than its bytes: refused.")
-        return torch.as_strided(storage, size, stride, offset)  # which checks the bounds
+        return torch.as_strided(storage, size, stride, offset)  # checks the bounds
 
 
 class Unchanged:
-    """torch.jit._pickle.build_intlist, restore_type_tag and their like: the value with a note of its type."""
+    """torch.jit._pickle.build_intlist, restore_type_tag and similar: the value, without its type tag."""
 
     __slots__ = ()
 
@@ -81,7 +81,7 @@ def find(module: str, name: str) -> Any:
 
 
 def read_torchscript(path: Path) -> dict[str, Tensor] | None:
-    """Parameters, buffers and other tensors of the archive by name; None for a file that is no such archive."""
+    """All tensors of the archive by name; None for a file that is not a TorchScript archive."""
     if not zipfile.is_zipfile(path):
         return None
     with zipfile.ZipFile(path) as archive:
@@ -106,7 +106,7 @@ def read_torchscript(path: Path) -> dict[str, Tensor] | None:
 
 
 def tensors_of(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Names as in the module's state dict."""
+    """(name, tensor), with the names of the module's state dict."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Module) and isinstance(attributes := getattr(value, "state", None), dict):

@@ -1,9 +1,30 @@
-"""Vision transformers with places for what is tuned: the one copy of timm's block forward.
+"""Vision transformers with slots for tuned modules: the only copy of timm's block forward.
 
-Deep prompts enter as key/value prefixes. Their outputs are thrown away at the next layer, so they need no query, no
-MLP and no residual, and as they do not depend on the image their keys and values are computed once per forward. With
-class-token pooling, the last block computes query, projection and MLP for the class token alone. Both give exactly the
-outputs and gradients of the plain form.
+Prefix prompts
+--------------
+Visual prompt tuning appends L learned tokens P to the tokens X of a block, and drops their outputs afterwards:
+
+    [X', _] = block([X, P])
+
+Only the attention mixes tokens. So P influences X' in one way: the image's tokens attend to P's keys and values. P's queries,
+attention outputs, projection, MLP and residual are computed for outputs that are dropped. Without them:
+
+    X' = block(X),    with attention over keys [K(X), K(P)] and values [V(X), V(P)]
+
+This is the same function with the same gradients (tests/models/test_vit.py compares both in float64), for L·(work of a token)
+less per block: with 197 image tokens and 50 prompts about a fifth. K(P) and V(P) do not depend on the image either: they are
+computed once per forward pass and expanded over the batch.
+
+The traps: norm1, the qkv layer (which LoRA or SSF may have wrapped) and k_norm apply to P as they do to X. Shallow prompts
+cannot be prefixes: their outputs are the input of the next block.
+
+Class token only
+----------------
+With class-token pooling, only row 0 of the last block's output is used. Its keys and values need all tokens; its query,
+projection and MLP are computed for the class token alone.
+
+References: Jia et al. 2022, https://arxiv.org/abs/2203.12119 (VPT); Li & Liang 2021, https://arxiv.org/abs/2101.00190
+(prefix-tuning, whose key/value prefixes are free parameters; here they are projections of prompts).
 """
 
 from __future__ import annotations
@@ -21,7 +42,7 @@ from torch.utils.checkpoint import checkpoint
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
 
-FEW = 512  # tokens whose products with each other need little memory
+MAX_UNFUSED_TOKENS = 512  # keys up to which the attention matrix needs little memory
 
 
 def unsupported(model: nn.Module) -> str | None:
@@ -44,8 +65,8 @@ def unsupported(model: nn.Module) -> str | None:
 
 
 def layer_norm(norm: nn.Module, x: Tensor) -> Tensor:
-    """Norm in the activations' dtype. PyTorch's kernels sum in float32 anyway, so autocast's float32 copies of input
-    and output would cost memory for nothing."""
+    """The norm in the dtype of its input. PyTorch's kernels accumulate in float32 anyway; autocast's float32 copies of input
+    and output would only cost memory."""
     if type(norm).forward not in (nn.LayerNorm.forward, LayerNorm.forward):
         return norm(x).to(x.dtype)
     assert isinstance(norm, nn.LayerNorm)
@@ -56,8 +77,8 @@ def layer_norm(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 def embed_patches(embed: nn.Module, images: Tensor) -> Tensor:
-    """Patches [n, patches, dim]. Where they do not overlap, as one matrix product on the cut-up image; the
-    convolution is slower on a GPU."""
+    """Patch embeddings [n, patches, dim]. Patches that do not overlap are one matrix product, which is faster on a GPU than
+    the convolution."""
     proj = getattr(embed, "proj", None)
     size = tuple(images.shape[-2:])
     if type(embed) is not PatchEmbed or not isinstance(proj, nn.Conv2d) or not embed.flatten or embed.img_size != size:
@@ -68,7 +89,7 @@ def embed_patches(embed: nn.Module, images: Tensor) -> Tensor:
 
 
 def project(linear: nn.Module, x: Tensor, rows: slice) -> Tensor:
-    """The outputs `rows` of a linear layer, or of one that a strategy has wrapped (see tuning/)."""
+    """Output channels `rows` of a linear layer, which a strategy may have wrapped (tuning.base.Wrapper)."""
     if rows == slice(None):
         return linear(x)
     if isinstance(linear, nn.Linear):
@@ -79,11 +100,11 @@ def project(linear: nn.Module, x: Tensor, rows: slice) -> Tensor:
 class ViTEncoder(Encoder):
     """images [n, 3, S, S] → features [n, dim] through a timm VisionTransformer, `model`.
 
-    Places for what is tuned (all empty at first):
-      prompts    [layers, length, dim]: deep prompts, for the last `layers` blocks
-      tokens     [length, dim]: shallow prompts, appended to the tokens of the first block and carried along
+    Slots for tuned modules, empty at first:
+      prompts    [layers, length, dim]: deep prompts of the last `layers` blocks
+      tokens     [length, dim]: shallow prompts, appended to the tokens of the first block
       branches   block number → module on the residual stream, parallel to norm2 and MLP
-      adapters   block number → module on the MLP's output, before it is added to the stream
+      adapters   block number → module on the MLP's output, before it is added to the residual stream
     """
 
     model: Any  # a VisionTransformer; its attributes have no types
@@ -106,7 +127,7 @@ class ViTEncoder(Encoder):
         return len(self.model.blocks)
 
     def accelerate(self, wrap: Callable[[Any], Any]) -> None:
-        """Block by block: their code is the same, so that it is compiled once and not as often as there are blocks."""
+        """Wrap the block function, which all blocks share: it is compiled once, not once per block."""
         self.embed, self.run_block = wrap(embed), wrap(run_block)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -119,22 +140,22 @@ class ViTEncoder(Encoder):
             prompts[self.depth - len(self.prompts) :] = self.prompts.to(x.dtype).unbind()
         adapters, branches = dict(self.adapters.items()), dict(self.branches.items())
         class_only = model.global_pool == "token"
-        rest: Tensor | None = None  # what the block before has left to add to the stream
+        residual: Tensor | None = None  # output of the previous block's MLP, not yet added to x
         for i, (block, prompt) in enumerate(zip(model.blocks, prompts, strict=True)):
             last = class_only and i == self.depth - 1
-            places = adapters.get(str(i)), branches.get(str(i))
+            slots = adapters.get(str(i)), branches.get(str(i))
             if self.checkpointing and torch.is_grad_enabled():
-                x, rest = checkpoint(self.run_block, block, x, rest, prompt, last, *places, use_reentrant=False)
+                x, residual = checkpoint(self.run_block, block, x, residual, prompt, last, *slots, use_reentrant=False)
             else:
-                x, rest = self.run_block(block, x, rest, prompt, last, *places)
-        x = x if rest is None else x + rest
+                x, residual = self.run_block(block, x, residual, prompt, last, *slots)
+        x = x if residual is None else x + residual
         if self.tokens is not None and not class_only:
             x = x[:, : -len(self.tokens)]
         return model.forward_head(layer_norm(model.norm, x), pre_logits=True)
 
 
 def embed(model: Any, images: Tensor) -> Tensor:
-    """What the first block sees: patches, class token and positions."""
+    """Input of the first block: patch embeddings, class token and position embeddings."""
     x = embed_patches(model.patch_embed, images)
     x = model._pos_embed(x).to(x.dtype)  # under autocast the residual stream keeps the compute dtype
     return layer_norm(model.norm_pre, model.patch_drop(x))
@@ -143,16 +164,19 @@ def embed(model: Any, images: Tensor) -> Tensor:
 def run_block(
     block: Any,
     x: Tensor,
-    rest: Tensor | None,
+    residual: Tensor | None,
     prompts: Tensor | None,
     class_only: bool,
     adapter: Any = None,
     branch: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """A block of the model on the residual stream x + rest [n, tokens, dim]; [n, 1, dim] when `class_only`.
+    """One transformer block on the residual stream x + residual.
 
-    Its last addition is left to the next block, where a compiler can join it with the norm that follows."""
-    x = x if rest is None else x + rest
+    x, residual: [n, tokens, dim].   prompts: [length, dim].   class_only: compute the class token's output only.
+    Returns the new (x, residual), [n, tokens, dim] or [n, 1, dim]. Their sum is left to the next block, where the compiler
+    fuses it with norm1.
+    """
+    x = x if residual is None else x + residual
     attended = attend(block, x, prompts, class_only)
     x = x[:, :1] if class_only else x
     x = x + block.drop_path1(block.ls1(attended)).to(x.dtype)
@@ -166,6 +190,7 @@ def run_block(
 
 
 def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> Tensor:
+    """Norm and attention of a block, with prompts as key/value prefixes."""
     attn, width = block.attn, block.attn.num_heads * block.attn.head_dim
     heads = (attn.num_heads, attn.head_dim)
     x = layer_norm(block.norm1, x)
@@ -191,9 +216,9 @@ def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> T
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """Attention through PyTorch's fused kernel; by plain products on the CPU in bf16 for training, where that kernel's
-    backward takes several times as long, and for few tokens."""
-    plain = torch.is_grad_enabled() or k.shape[-2] <= FEW
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and plain and not dropout:
+    """Attention by PyTorch's fused kernel; by two matrix products on the CPU in bf16, where the fused kernel is slow for few
+    tokens and its backward pass several times slower."""
+    unfused = torch.is_grad_enabled() or k.shape[-2] <= MAX_UNFUSED_TOKENS
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and unfused and not dropout:
         return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)

@@ -1,5 +1,5 @@
-"""Pretrained weights from a local file: safetensors or PyTorch, with timm's key names or with those of OpenAI CLIP,
-open_clip or Hugging Face's CLIP."""
+"""Pretrained weights from a local file: safetensors or PyTorch; key names of timm, OpenAI CLIP, open_clip or Hugging Face's
+CLIP."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from finessl.errors import FinesslError
 from finessl.models.torchscript import read_torchscript
 
-# what torch.load raises for a file that is none of its own, or was cut short
+# Exceptions of torch.load for a file that is not its own or is truncated.
 BROKEN = (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, LookupError, ValueError, TypeError,
           AttributeError, OverflowError, NotImplementedError, MemoryError)  # fmt: skip
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors, .pt/.pth/.bin or TorchScript file. Nothing in the file is run."""
+    """The tensors of a .safetensors, .pt/.pth/.bin or TorchScript file. Nothing in the file is executed."""
     path = Path(path)
     if not path.is_file():
         raise FinesslError(f"no weights file at {path}.")
     try:
-        with open(path, "rb"):  # the libraries below name other reasons for a file without permission
+        with open(path, "rb"):  # for a file without permission the libraries below give misleading reasons
             pass
         content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     except OSError as error:
@@ -41,13 +41,13 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not tensors:
         raise FinesslError(f"{path} holds no named tensors.")
     for name, tensor in tensors.items():
-        if not isinstance(name, str) or not is_plain(tensor):
+        if not isinstance(name, str) or not is_dense(tensor):
             raise FinesslError(f"{path}: {name} is no ordinary tensor with all its values in the file: refused.")
     return tensors
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """In memory, dense and not larger than its bytes: a file can claim a tensor of any size otherwise."""
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor is in memory, dense and no larger than its bytes. Otherwise a file can claim any size."""
     dense = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
     return dense and tensor.nbytes <= tensor.untyped_storage().nbytes()
 
@@ -66,7 +66,7 @@ def _read_torch(path: Path) -> Any:
     try:
         content = read_torchscript(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what it thinks of a damaged file
+            warnings.simplefilter("ignore")  # torch.load warns about damaged files
             return torch.load(path, map_location="cpu", weights_only=True) if content is None else content
     except FinesslError as error:
         raise FinesslError(
@@ -74,7 +74,7 @@ def _read_torch(path: Path) -> Any:
         ) from error
     except BROKEN as error:
         first = str(error).splitlines()[0] if str(error) else "the file is cut short"
-        if not isinstance(error, (RuntimeError, EOFError)):  # whose words are of no use: "run it all the same", "101"
+        if not isinstance(error, (RuntimeError, EOFError)):  # the other messages do not help a user
             first = "it is no PyTorch file, or holds more than tensors"
         raise FinesslError(
             f"{path} cannot be read as weights ({first}). Give a safetensors file, or a PyTorch file of tensors alone."
@@ -82,7 +82,7 @@ def _read_torch(path: Path) -> Any:
 
 
 def take_projection(weights: dict[str, Tensor]) -> Tensor | None:
-    """CLIP's map from features to the text space [dim, text dim], taken out of `weights` under any of its names."""
+    """Remove CLIP's projection to the text space [dim, text dim] from `weights`, under any of its names, and return it."""
     for key, transposed in (
         ("visual_proj", False),
         ("visual.proj", False),
@@ -96,7 +96,7 @@ def take_projection(weights: dict[str, Tensor]) -> Tensor | None:
 
 
 def from_hugging_face_clip(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`vision_model.…` keys to timm's. The three attention matrices become one."""
+    """Rename `vision_model.…` keys to timm's and join the three attention matrices."""
     swaps = [
         ("embeddings.patch_embedding", "patch_embed.proj"),
         ("embeddings.position_embedding.weight", "pos_embed"),
@@ -127,8 +127,8 @@ def from_hugging_face_clip(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, path: str | Path) -> Tensor | None:
-    """Fill `model` from a file and return CLIP's `visual_proj` where the file has it. Position embeddings of another
-    grid are resampled, the file's classifier is passed over; anything else that does not fit is an error."""
+    """Load a file into `model`. Returns CLIP's `visual_proj` if the file holds it. Position embeddings of another grid are
+    resampled, the file's classifier is ignored; any other difference is an error."""
     weights = {k.removeprefix("module."): v for k, v in read_weights(path).items()}
     if any(f"{key}.scale" in weights for key in weights):
         raise FinesslError(f"{path} holds int8 weights with scales; unpack it to floats first.")
@@ -150,7 +150,10 @@ def load_weights(model: nn.Module, path: str | Path) -> Tensor | None:
 
 
 def check_fit(path: str | Path, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str) -> None:
-    """A FinesslError that lists what is missing in a file's tensors, unknown to the model, or of another shape."""
+    """Raise a FinesslError that lists the tensors that are missing in the file, unknown to the model, or of another shape.
+
+    given: of the file.   wanted: of the model.   what: name of the model in the message.
+    """
     missing = [k for k in wanted if k not in given and not k.endswith("num_batches_tracked")]
     unexpected = [k for k in given if k not in wanted]
     shapes = [

@@ -1,4 +1,4 @@
-"""Wide ResNet 28-k as semi-supervised learning trains it from scratch (Zagoruyko & Komodakis 2016; FixMatch 2020)."""
+"""Wide ResNet 28-k (Zagoruyko & Komodakis 2016), the usual network of semi-supervised learning from scratch (FixMatch)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 
 def norm(channels: int) -> nn.BatchNorm2d:
-    """PyTorch's momentum 0.001 is TensorFlow's 0.999: FixMatch's slow running statistics."""
+    """FixMatch's slow running statistics: momentum 0.001 in PyTorch is 0.999 in TensorFlow."""
     return nn.BatchNorm2d(channels, momentum=0.001)
 
 
 class Block(nn.Module):
-    """norm, ReLU, 3×3, norm, ReLU, 3×3 beside a shortcut. Where the width changes, the shortcut is a 1×1 convolution;
-    in the very first block it reads the activated input."""
+    """norm, ReLU, 3×3, norm, ReLU, 3×3, plus a shortcut. If the width changes, the shortcut is a 1×1 convolution. In the first
+    block its input is the activated one."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, activate_shortcut: bool = False) -> None:
         super().__init__()

@@ -1,5 +1,7 @@
-"""Names for methods, tuning strategies, sources…: each entry is imported only when it is asked for, so that
-`finessl --help` and `finessl list` stay fast."""
+"""Names for methods, tuning strategies, sources …
+
+An entry is imported only when it is used, so that `finessl --help` and `finessl list` stay fast.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Registry:
     """name → ("module:attribute", "one-line summary")."""
 
     def __init__(self, kind: str, entries: Mapping[str, tuple[Target, str]], *, plugins: bool = True) -> None:
-        """plugins: may plug-ins add entries?"""
+        """kind: what the entries are, in the singular, for messages.   entries: name → (target, summary).
+        plugins: whether plug-ins may add entries."""
         self.kind = kind
         self.plugins = plugins
         self.entries = dict(entries)
@@ -53,12 +56,16 @@ class Registry:
         return self.entries[name][1]
 
     def register(self, name: str, target: Target, summary: str) -> None:
-        """Add an entry from outside the package (a user's own method, say); see docs/methods.md on plug-ins."""
+        """Add an entry from outside the package, such as a user's own method (docs/methods.md, plug-ins).
+
+        name: as recipes and the command line write it.   target: the class or function, or "module:attribute".
+        summary: one line for `finessl list`.
+        """
         self.entries[name] = (target, summary)
 
 
 def load_installed() -> None:
-    """The plug-ins of installed packages, whose entries are then known."""
+    """Import the plug-ins of installed packages, which register their entries."""
     from finessl.registry import plugins
 
     plugins.load_installed()

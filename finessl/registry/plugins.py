@@ -2,7 +2,7 @@
 
     finessl train DATA --plugin my_method.py --method my-method          a file
     finessl train DATA --plugin my_package.methods                       an importable module
-    [project.entry-points."finessl.registry.plugins"]                             an installed package: always loaded
+    [project.entry-points."finessl.plugins"]                             an installed package: always loaded
     my_package = "my_package.methods"
 
 A plug-in is Python code that calls `register` of a registry when it is imported. A recipe records the plug-ins of a run,
@@ -25,12 +25,12 @@ from types import ModuleType
 
 from finessl.errors import FinesslError
 
-GROUP = "finessl.registry.plugins"
+GROUP = "finessl.plugins"  # of entry points
 MARK = "#sha256="
 
 
 def record(name: str) -> str:
-    """What a recipe keeps of a plug-in: a file's absolute path and hash, a module's name."""
+    """What a recipe keeps of a plug-in: absolute path and hash of a file, or the name of a module."""
     path, mark, _ = name.partition(MARK)
     if mark or not is_file(path):
         return name
@@ -45,8 +45,11 @@ def content(recorded: str) -> str:
 
 
 def load(names: Iterable[str], *, outside: Path | None = None) -> None:
-    """Import plug-ins, recorded ones or as the user names them. `outside`: a run directory, none of whose own files is
-    imported."""
+    """Import plug-ins.
+
+    names: recorded plug-ins, or plug-ins as the user names them.   outside: a run directory, whose own files are never
+    imported.
+    """
     for name in names:
         path, _, digest = name.partition(MARK)
         if not is_file(path):
@@ -80,13 +83,13 @@ def sha256(file: Path) -> str:
 
 
 def loaded_content(name: str) -> str | None:
-    """The hash of a module's file that is imported already."""
+    """SHA-256 of the file of an imported module; None if it is not imported."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return sha256(Path(file)) if file else None
 
 
 def import_file(file: Path) -> ModuleType:
-    """Under the file's own name, as `import my_method` would."""
+    """Import a file under its own name, as `import my_method` would."""
     name = file.stem
     known = sys.modules.get(name)
     if known is not None:
@@ -118,7 +121,7 @@ def import_named(name: str) -> ModuleType:
 
 @functools.cache
 def load_installed() -> None:
-    """The plug-ins of installed packages, once."""
+    """Import the plug-ins of installed packages, once."""
     for entry in entry_points(group=GROUP):
         try:
             entry.load()

@@ -1,9 +1,35 @@
-"""Checkpoints that are whole or absent.
+"""Checkpoints: whole or absent, and complete enough that a resumed run ends with the bytes of an uninterrupted one.
 
-A checkpoint is a folder `step-000500/` with `trained.safetensors` (the trained parameters and the buffers that move),
-`state.pt` (optimizer, method, counters; loaded with weights_only=True) and `manifest.json` (size and SHA-256 of both).
-It is written under a temporary name and renamed when all of it is on the disk; the newest whole one is used, so a
-crash at any moment costs at most the steps since the checkpoint before.
+On disk. `step-00000500/` holds
+
+    trained.safetensors    trained parameters and the buffers that change in training; frozen weights are not stored
+    state.pt               everything else (below); loaded with weights_only=True, so that no code in it is executed
+    manifest.json          size and SHA-256 of both files
+
+The folder is written under a temporary name, synchronised to disk and renamed. A folder of this name is therefore whole,
+and the digests find what a disk damages later. `newest` takes the newest whole checkpoint, so that a crash at any moment
+costs at most the steps since then. Two are kept: the newest and one to fall back on.
+
+Exact resume. A resumed run equals an uninterrupted one byte for byte (on one machine, on the CPU) only if every value that
+decides a later step is restored or derived:
+
+    step                Seeds of shuffling and augmentation are functions of (seed, step), and the learning rate is a
+                        function of the step. No generator state is stored, and none can be forgotten.
+    optimizer           Momentum; without it the first steps after a resume differ.
+    method              Buffers: class paces, thresholds, moving averages, pseudo-labels.
+    scaler              fp16's loss scale and the steps since it grew.
+    diagnostics         Sums since the last line that was logged; the next line covers steps on both sides of the resume.
+    metrics_size        Length of metrics.jsonl (and its SHA-256). Lines after it belong to steps that are trained again,
+                        and are cut off.
+    accuracy, latest, elapsed     What the next log line and meta.json show.
+
+The traps: a buffer that is registered as non-persistent, a Python attribute of a method that changes in training, or a
+running mean in the logger is lost silently, and the runs differ some hundred steps later. Tests kill a run at several steps
+and compare all files (tests/training/test_resume.py). Frozen weights come from the backbone's own file; its SHA-256 is
+recorded in meta.json.
+
+Reference: the same rule, a work directory is a run and the same command resumes it, in big_vision,
+https://github.com/google-research/big_vision.
 """
 
 from __future__ import annotations
@@ -28,7 +54,7 @@ from finessl.runs.directory import RESUMES, RunDirectory
 from finessl.runs.metrics_log import holds_metrics
 from finessl.runtime.files import read_json, sha256, sync_folder, writing
 
-KEEP = 2  # the newest, and one to fall back on
+KEEP = 2  # checkpoints
 TENSORS, STATE = "trained.safetensors", "state.pt"
 
 
@@ -43,7 +69,7 @@ Manifest = dict[Literal["trained.safetensors", "state.pt"], File]
 
 
 class State(TypedDict):
-    """state.pt: what the loop itself reads; methods, optimizers and statistics check their own parts."""
+    """Schema of state.pt, as far as the loop reads it. Methods and optimizers check their own parts."""
 
     __pydantic_config__ = ConfigDict(extra="allow", arbitrary_types_allowed=True)  # type: ignore[misc]
 
@@ -59,6 +85,10 @@ class State(TypedDict):
 
 
 def save(folder: Path, step: int, trained: dict[str, Tensor], state: dict[str, Any]) -> Path:
+    """Write folder/step-XXXXXXXX and remove all but the newest KEEP checkpoints.
+
+    trained: tensors by name.   state: the other entries (see `State`).   Returns the checkpoint's folder.
+    """
     target = folder / f"step-{step:08d}"
     partial = folder / f".partial-{step:08d}"
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.items()}
@@ -80,7 +110,7 @@ def save(folder: Path, step: int, trained: dict[str, Tensor], state: dict[str, A
             shutil.rmtree(target, ignore_errors=True)
             os.replace(partial, target)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)  # on a full disk it would be in its own way
+            shutil.rmtree(partial, ignore_errors=True)  # frees its space on a full disk
             raise
         sync_folder(folder)
         for old in sorted(folder.glob("step-*"))[:-KEEP]:
@@ -91,7 +121,7 @@ def save(folder: Path, step: int, trained: dict[str, Tensor], state: dict[str, A
 def newest(
     folder: Path, usable: Callable[[dict[str, Any]], bool] = lambda state: True
 ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest checkpoint that is whole and `usable`: (trained, state), or None."""
+    """(trained, state) of the newest checkpoint that is whole and for whose state `usable` is true, or None."""
     for path in sorted(folder.glob("step-*"), reverse=True):
         found = load(path)
         if found is not None and usable(found[1]):
@@ -100,15 +130,15 @@ def newest(
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """A checkpoint's tensors and state; None if it is damaged. Nothing in its files is run."""
+    """(trained, state) of one checkpoint; None if it is damaged. Nothing in its files is executed."""
     try:
         manifest = read_json(path / "manifest.json", Manifest)
         if len(manifest) < 2 or any(sha256(path / name) != entry["sha256"] for name, entry in manifest.items()):
             return None
-        trained = load_tensors((path / TENSORS).read_bytes())  # load_file takes no path that is not UTF-8
+        trained = load_tensors((path / TENSORS).read_bytes())  # load_file refuses paths that are not UTF-8
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
         TypeAdapter(State).validate_python(state, strict=True)
-    except Exception:  # besides the errors of reading, torch.load raises anything on bytes that it did not write
+    except Exception:  # torch.load raises any exception on bytes that it did not write
         return None
     return trained, state
 

@@ -1,12 +1,16 @@
-"""A run directory: what a run writes, and the rule that the same command again resumes it.
+"""A run directory: the files of a run, and the rule that the same command resumes it.
 
-RUN/recipe.toml          every choice that decides the result
-RUN/split.json           whose labels were known
-RUN/metrics.jsonl        one JSON object a line; no clock in it, so that equal runs write equal files
-RUN/checkpoints/         the newest two, each written whole or not at all
+RUN/recipe.toml          every setting that decides the result
+RUN/split.json           which images are labeled and which are used without labels
+RUN/metrics.jsonl        one JSON object per line; no times, so that equal runs write equal files
+RUN/checkpoints/         the newest two (checkpoint.py)
 RUN/classifier/          the result: trained parameters, classes, preprocessing
-RUN/meta.json            versions, machine, data fingerprint, wall time, the final figures
-RUN/skipped.csv          images that could not be read, where there are any
+RUN/meta.json            versions, machine, data fingerprint, wall time, final metrics; written when the run has finished
+RUN/predictions.npz      logits, labels and positions of the test images
+RUN/unlabeled.npz        predicted class and confidence of unlabeled images
+RUN/features.npz         features of the untuned backbone, for the report
+RUN/skipped.csv          images that could not be read, if any
+RUN/error.log            output of a run of a grid that failed, if any
 RUN/.lock                locked while a process trains the run; names that process
 """
 
@@ -37,12 +41,12 @@ from finessl.runtime.files import (
     writing,
 )
 
-RESUMES = "it resumes from the last checkpoint."  # after a disk was full
-MAX_METRICS = 4 << 30  # bytes
+RESUMES = "it resumes from the last checkpoint."  # end of the message about a full disk
+MAX_METRICS_BYTES = 4 << 30
 
 
 class Meta(TypedDict, total=False):
-    """meta.json: what readers rely on; there is more."""
+    """Schema of meta.json, as far as readers rely on it."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
@@ -77,6 +81,11 @@ ROW = TypeAdapter(Row)
 
 
 class RunDirectory:
+    """Paths, lock and content of one run directory. Making the object touches no file.
+
+    path: the directory, existing or not.
+    """
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
@@ -113,8 +122,8 @@ class RunDirectory:
         return self.path / ".lock"
 
     def check(self, recipe: Recipe) -> list[str]:
-        """Refuse a directory that holds a run of another recipe. Returns the fields by which data or weights are at
-        another place than the run has recorded."""
+        """Refuse a directory that holds a run of another recipe. Returns the fields that differ only in the location of
+        data or weights."""
         if not self.holds_work():
             return []
         if not self.recipe_file.exists():
@@ -128,8 +137,8 @@ class RunDirectory:
         return list(recipe.differences(recorded))
 
     def open(self, recipe: Recipe) -> None:
-        """Make the directory for this recipe, or check that it already is. A try that ended before it had anything to
-        keep (a mistake in the command, say) is no obstacle to another one."""
+        """Create the directory for this recipe, or check that it holds a run of it. A directory without results, left by
+        an attempt that failed early, is reused."""
         self.check(recipe)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -142,8 +151,8 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def held(self, recipe: Recipe) -> Iterator[None]:
-        """The directory, locked, and made for this recipe where it is new. If the block fails before there is anything
-        to keep, nothing is left behind."""
+        """Hold the directory's lock, and create it for this recipe if it is new. If the block fails before there are
+        results, everything that was created is removed."""
         with writing(self.path):
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
@@ -151,9 +160,7 @@ class RunDirectory:
             with self.locked():
                 files = [f for f in (self.recipe_file, self.split_file, self.skipped_file) if not f.exists()]
                 try:
-                    if not self.check(
-                        recipe
-                    ):  # else recipe.toml follows when the content at the new places is verified
+                    if not self.check(recipe):  # else recipe.toml is written once data at the new location is verified
                         self.open(recipe)
                     yield
                 except BaseException:
@@ -162,7 +169,7 @@ class RunDirectory:
                             file.unlink(missing_ok=True)
                     raise
         except BaseException:
-            with contextlib.suppress(OSError):  # not empty: something was kept
+            with contextlib.suppress(OSError):  # rmdir fails on a folder that is not empty
                 if made and {path.name for path in self.path.iterdir()} <= {self.lock_file.name}:
                     self.lock_file.unlink(missing_ok=True)
                 for path in made:
@@ -171,7 +178,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One process trains a run. The operating system drops the lock when its holder ends, however it ends."""
+        """Lock the directory for this process. The operating system releases the lock when the process ends or dies."""
         lock = FileLock(self.lock_file, timeout=0)
         try:
             lock.acquire()
@@ -192,6 +199,7 @@ class RunDirectory:
             lock.release()
 
     def holds_work(self) -> bool:
+        """Whether there is anything that training produced."""
         return self.metrics_file.exists() or self.checkpoints.exists() or self.meta_file.exists()
 
     def recipe(self) -> Recipe:
@@ -203,7 +211,7 @@ class RunDirectory:
         return bool(self.meta().get("finished"))
 
     def meta(self) -> dict[str, Any]:
-        """meta.json; empty while the run has not finished."""
+        """Content of meta.json; empty until the run has finished."""
         with reading(self.meta_file):
             if not self.meta_file.exists():
                 return {}
@@ -217,10 +225,10 @@ class RunDirectory:
             write_json(self.meta_file, meta)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All whole lines (a crash may have cut the last one short)."""
+        """The lines of metrics.jsonl. An incomplete last line, left by a crash, is ignored."""
         if not self.metrics_file.exists():
             return []
-        *lines, cut = read_bytes(self.metrics_file, MAX_METRICS).split(b"\n")
+        *lines, _incomplete = read_bytes(self.metrics_file, MAX_METRICS_BYTES).split(b"\n")
         rows = []
         for number, line in enumerate(lines, 1):
             try:
@@ -231,14 +239,14 @@ class RunDirectory:
         return rows
 
     def recent(self, steps: int) -> dict[str, float]:
-        """Confidences and the accuracy of pseudo-labels, in the mean over the last so many steps."""
+        """Means over the last `steps` steps: confidence and pseudo-label metrics."""
         rows = [row for row in self.metrics() if row.get("kind") == "train"]
         rows = [row for row in rows if row["step"] > rows[-1]["step"] - steps]
         names = dict.fromkeys(name for row in rows for name in row if name.startswith(("pseudo", "confidence")))
         return {name: mean(row[name] for row in rows if name in row) for name in names}
 
     def figures(self) -> dict[str, Any]:
-        """What a table shows of a finished run: meta.json, with `recent` over its last epoch (in older runs' meta.json
-        those are of the last few steps)."""
+        """Metrics of a finished run for tables: meta.json, and `recent` of the last epoch (the meta.json of older runs
+        holds those of the last few steps)."""
         recorded = self.recent(self.recipe().train.epoch_steps) if self.metrics_file.exists() else {}
         return {**self.meta(), **recorded}

@@ -1,4 +1,4 @@
-"""What a run reads: its data, its split, the statistics that normalise its images."""
+"""The inputs of a run: data, split, and the statistics that normalise its images."""
 
 from __future__ import annotations
 
@@ -34,13 +34,17 @@ def read_pixels(
     progress: Progress | None,
     **sizes: int,
 ) -> PixelStore:
-    """Decode one part of the data; what cannot be read is left out of it (or refused, if the recipe is strict)."""
+    """Decode one part of the data. Unreadable images are left out, or refused if the recipe is strict.
+
+    part: "train" or "test".   cache_dir: folder of decoded images, None for memory or a temporary file.
+    sizes: `shorter` or `side`, in pixels (PixelStore.build).
+    """
     images = dataset.train if part == "train" else dataset.test
     assert images is not None
-    report = (lambda done, total: progress(f"reading {part} images", done, total)) if progress else None
+    count = (lambda done, total: progress(f"reading {part} images", done, total)) if progress else None
     limit = free_memory() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process has its own copy
     with pillow_warnings() as warned:
-        store = PixelStore.build(images, cache_dir=cache_dir, progress=report, memory_limit_bytes=limit, **sizes)
+        store = PixelStore.build(images, cache_dir=cache_dir, progress=count, memory_limit_bytes=limit, **sizes)
     if warned:
         dataset.notes.append(warnings_note(warned))
     dataset.exclude(part, store.failures)
@@ -68,6 +72,7 @@ def statistics(recipe: Recipe, dataset: Dataset, store: PixelStore, backbone: Ba
 
 
 def write_skipped(run: RunDirectory, dataset: Dataset) -> None:
+    """Write skipped.csv: unreadable images and the reason."""
     if dataset.excluded:
         text = io.StringIO(newline="")
         rows = ((readable(key), reason) for key, reason in dataset.excluded)
@@ -77,8 +82,9 @@ def write_skipped(run: RunDirectory, dataset: Dataset) -> None:
 
 
 def make_or_load_split(recipe: Recipe, dataset: Dataset, run: RunDirectory | None, writes: bool) -> Split:
+    """The split of a run: split.json if the run has one, otherwise as the recipe says.   writes: write split.json."""
     if run is not None and run.split_file.exists():
-        split = Split.read(run.split_file, dataset)  # which left out what could not be decoded then
+        split = Split.read(run.split_file, dataset)  # without the images that were unreadable when it was made
         if recipe.split.name in SPLITS and split.kind != recipe.split.name:
             raise FinesslError(
                 f"{run.path} was begun with the split {split.kind}, and {recipe.split.name} is asked for; name another --out."
@@ -110,7 +116,10 @@ def make_or_load_split(recipe: Recipe, dataset: Dataset, run: RunDirectory | Non
 
 
 def check_places(run: RunDirectory, recipe: Recipe, places: Sequence[str], dataset: Dataset | None = None) -> None:
-    """Refuse data or weights at other places than a finished run recorded, unless their content is the same."""
+    """Refuse data or weights at a new location for a finished run, unless their content is the same.
+
+    places: recipe fields whose location differs (RunDirectory.check).
+    """
     meta, changed = run.meta(), []
     if dataset is not None or any(name.startswith(("data.", "source.")) for name in places):
         changed += (dataset or open_source(recipe)).changes(meta.get("data_fingerprint", ""))

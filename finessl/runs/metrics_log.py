@@ -1,4 +1,4 @@
-"""metrics.jsonl: appended while a run trains, cut back to its checkpoint when it resumes."""
+"""metrics.jsonl: appended during training, truncated to the checkpoint's length on resume."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from finessl.errors import FinesslError
-from finessl.runs.directory import MAX_METRICS, RESUMES
+from finessl.runs.directory import MAX_METRICS_BYTES, RESUMES
 from finessl.runtime.files import read_bytes, writing
 
 
 class MetricsLog:
-    """Appends lines to metrics.jsonl. `size` bytes of the file belong to the checkpoint that the run resumes from; what
-    was written after it is cut off."""
+    """Appends lines to metrics.jsonl.
+
+    path: the file.   size: bytes that belong to the checkpoint that the run resumes from; later lines are cut off.
+    """
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -32,7 +34,7 @@ class MetricsLog:
             self.file.write(line)
 
     def sync(self) -> dict[str, Any]:
-        """Everything is on the disk; size and digest of the file, for the checkpoint."""
+        """Synchronise the file to disk. Returns its size and digest, for the checkpoint."""
         with writing(self.path, RESUMES):
             self.file.flush()
             os.fsync(self.file.fileno())
@@ -44,9 +46,9 @@ class MetricsLog:
 
 
 def holds_metrics(path: Path, state: dict[str, Any]) -> bool:
-    """Does the file begin with the lines that it had at this checkpoint? (Older checkpoints know its size only.)"""
+    """Whether the file begins with the lines that it had at this checkpoint. (Older checkpoints hold its size only.)"""
     try:
-        content = read_bytes(path, MAX_METRICS)[: state["metrics_size"]] if state["metrics_size"] else b""
+        content = read_bytes(path, MAX_METRICS_BYTES)[: state["metrics_size"]] if state["metrics_size"] else b""
     except FinesslError:
         return False
     wanted = state.get("metrics_sha256")

@@ -1,4 +1,4 @@
-"""Types of the functions that long work calls to say how far it is."""
+"""Types of the callbacks that long work calls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,18 @@
-"""torch.compile, where it is wanted and where it works.
+"""torch.compile, with a fallback to eager mode.
 
-`compiled(f)` runs f through torch.compile, or plainly where that fails (no compiler on this machine). `fused` is for
-small functions of tensors, such as the views' arithmetic: compiled on a GPU once `fuse()` has been called, because
-compiling takes seconds that only a long run repays.
+What: `compiled(f)` compiles f and falls back to eager f if compilation fails (a machine without a C++ compiler, say).
+`@fused` marks small functions of a batch of images, such as the views' arithmetic. They stay eager until `fuse()` is
+called, and on the CPU always.
+
+Why: eager mode launches one kernel per operation, each of which reads and writes the whole batch. torch.compile fuses
+them into one. Compilation takes seconds, which only a long run repays: so nothing is compiled by default.
+
+The trap: a compiled function is specialised to the shapes that it sees. If the batch size were static, the last batch of
+an epoch would compile everything again, until dynamo's recompile limit silently ends compilation. `fused` marks the batch
+dimension as dynamic from the first call on; the other sizes stay static, because the kernels divide by them per pixel and
+a division by a constant is cheap.
+
+Reference: https://pytorch.org/docs/stable/torch.compiler_dynamic_shapes.html
 """
 
 from __future__ import annotations
@@ -19,48 +29,52 @@ fusing = False
 
 
 def fuse() -> None:
-    """From now on `fused` functions are compiled for tensors on a GPU."""
+    """Compile `fused` functions from now on, for tensors on a GPU. The setting is global to the process."""
     global fusing
     fusing = True
 
 
 def start_compilers() -> None:
-    """Start the processes that compile kernels; data and weights are read meanwhile. They need some seconds, and until
-    they are there PyTorch compiles one kernel after the other."""
-    with contextlib.suppress(Exception):  # a way into PyTorch that it does not promise, and only time to win
+    """Start the processes that compile kernels while data and weights are read. They start within seconds; before that
+    PyTorch compiles one kernel after the other."""
+    with contextlib.suppress(Exception):  # a private API; without it, only time is lost
         from torch._inductor.async_compile import AsyncCompile
 
         AsyncCompile.warm_pool()
         AsyncCompile.use_process_pool()
 
 
-def compiled(plain: Callable[..., Any], *, dynamic: bool | None = False) -> Callable[..., Any]:
-    fast: Callable[..., Any] | None = torch.compile(plain, dynamic=dynamic)
+def compiled(eager: Callable[..., Any], *, dynamic: bool | None = False) -> Callable[..., Any]:
+    """`eager` through torch.compile. The first failure of the compiler warns and returns to eager mode for good.
+
+    dynamic: torch.compile's; False: all shapes static, None: dynamic where marked or seen to change.
+    """
+    fast: Callable[..., Any] | None = torch.compile(eager, dynamic=dynamic)
 
     def run(*arguments: Any) -> Any:
         nonlocal fast
         if fast is None:
-            return plain(*arguments)
+            return eager(*arguments)
         try:
             return fast(*arguments)
         except torch._dynamo.exc.TorchDynamoException as error:
             name = error.__class__.__name__
             warnings.warn(f"torch.compile does not work here ({name}); going on without.", stacklevel=2)
             fast = None
-            return plain(*arguments)
+            return eager(*arguments)
 
     return run
 
 
-def fused(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`plain`, whose first argument is a batch. How many it holds is left open from the start, the other sizes are
-    constants of the kernel, which divides by them several times for each pixel, until they are seen to change."""
-    fast = functools.cache(lambda: compiled(plain, dynamic=None))
+def fused(eager: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: compile with a dynamic batch dimension once `fuse()` was called. The first argument is the batch; every
+    tensor argument of the same length has the same dynamic dimension."""
+    fast = functools.cache(lambda: compiled(eager, dynamic=None))
 
-    @functools.wraps(plain)
+    @functools.wraps(eager)
     def run(*arguments: Any) -> Any:
         if not (fusing and arguments[0].is_cuda):
-            return plain(*arguments)
+            return eager(*arguments)
         for argument in arguments:
             if isinstance(argument, torch.Tensor) and len(argument) == len(arguments[0]):
                 torch._dynamo.maybe_mark_dynamic(argument, 0)

@@ -1,4 +1,4 @@
-"""The device that a run computes on."""
+"""The device of a run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def resolve_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is a GPU where there is one. Under torchrun each process gets its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -31,6 +32,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
+    """Model name of a GPU; processor and number of threads of a CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()

@@ -1,10 +1,21 @@
-"""Several processes, one run: `torchrun --nproc-per-node N -m finessl train …`.
+"""One run on several processes: `torchrun --nproc-per-node N -m finessl train …`.
 
-The global batch is split over the processes; their logits, C numbers an image, are gathered before the method sees
-them, so every process computes the same loss and the same state and no method knows of processes. Gradients of the
-few trained parameters are summed in one flat all-reduce (DistributedDataParallel would need the weak and the strong
-pass in one module call, and has nothing to overlap here). BatchNorm that trains sees the global
-batch (batch_norm.py).
+What: each process encodes its rows of the global batch. The logits of all processes (C numbers per image) are gathered
+before the method sees them; the gradients of the trained parameters are summed in one flat all-reduce.
+
+Why gather the logits: pseudo-labels, thresholds and class paces are statistics of the whole batch. With all logits in
+every process, each computes the same loss and the same method state as one process on the global batch would, and no
+method knows of processes. The gather is small next to the encoder's work.
+
+Why not DistributedDataParallel: it wants one forward call of one module per step. A step has a weak pass without gradient
+and a strong pass with, and the few trained parameters leave no communication to overlap.
+
+The trap: every process computes the whole loss, so the gradient of its gathered logits is already the gradient of the
+global loss. A backward that sums over processes, as all_gather's usual one does, would count it `world` times.
+`GatherRows` keeps this process's rows instead, and the parameter gradients are then summed, not averaged.
+
+BatchNorm that trains uses the statistics of the global batch: training/batch_norm.py.
+Reference: open_clip's loss.py, gather_features, where gradients likewise flow to a process's own features only.
 """
 
 from __future__ import annotations
@@ -24,7 +35,7 @@ from finessl.errors import FinesslError
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of how many this process is."""
+    """This process's rank, and the collective operations that a run needs. One process alone needs no communication."""
 
     rank: int = 0
     world: int = 1
@@ -34,7 +45,7 @@ class Processes:
         return self.rank == 0
 
     def rows(self, count: int) -> slice:
-        """This process's share of `count` rows."""
+        """The rows of a global batch of `count` that this process computes."""
         if count % self.world:
             raise FinesslError(
                 f"a batch of {count} images cannot be split evenly over {self.world} processes; "
@@ -44,13 +55,17 @@ class Processes:
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def gather(self, tensor: Tensor, groups: int = 1) -> Tensor:
-        """The rows of all processes, with gradient. `groups`: the rows are that many stacked blocks (strong views)."""
+        """[rows, …] of this process → [world · rows, …] of all processes, in the order of the global batch, with gradient.
+
+        groups: the rows are this many blocks, one per strong view; each block is gathered by itself.
+        """
         if self.world == 1:
             return tensor
         blocks = GatherRows.apply(tensor, self.rank, self.world).unflatten(0, (self.world, groups, -1))
         return blocks.transpose(0, 1).flatten(0, 2)
 
     def reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Sum the gradients over all processes, in place."""
         if self.world == 1:
             return
         gradients = [p.grad for p in parameters if p.grad is not None]
@@ -60,7 +75,7 @@ class Processes:
             gradient.copy_(part.view_as(gradient))
 
     def share(self, value: Any) -> Any:
-        """The first process's value, everywhere."""
+        """The first process's `value`, in every process."""
         if self.world == 1:
             return value
         box = [value]
@@ -68,7 +83,7 @@ class Processes:
         return box[0]
 
     def highest(self, number: int) -> int:
-        """The largest of all processes' numbers."""
+        """The largest `number` of all processes."""
         if self.world == 1:
             return number
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -84,7 +99,7 @@ class Processes:
         return self.highest(number)
 
     def first_does(self, action: Callable[[], Any]) -> None:
-        """`action`, in the first process. Where it is refused, that process says why and all of them end."""
+        """Run `action` in the first process. If it raises a FinesslError, that process raises it and the others exit."""
         refused: FinesslError | None = None
         if self.first:
             try:
@@ -95,13 +110,13 @@ class Processes:
             raise refused or SystemExit(1)
 
     def wait(self) -> None:
+        """Wait for all processes."""
         if self.world > 1:
             dist.barrier()
 
 
 class GatherRows(torch.autograd.Function):
-    """all_gather whose backward keeps this process's rows: each process holds the whole loss, so the summed parameter
-    gradients are exactly those of one process on the global batch."""
+    """all_gather whose backward returns this process's rows of the gradient (see the module's docstring)."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, rank: int, world: int) -> Tensor:  # type: ignore[override]
@@ -117,7 +132,7 @@ class GatherRows(torch.autograd.Function):
 
 @contextlib.contextmanager
 def processes(device: str) -> Iterator[Processes]:
-    """The processes that torchrun started, or this one alone."""
+    """The processes that torchrun started, or this one alone. `device` decides the backend: NCCL or Gloo."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         yield Processes()

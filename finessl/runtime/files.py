@@ -1,4 +1,4 @@
-"""Files on disk: written whole or not at all, read with types, every failure one sentence that names the file."""
+"""Files on disk: atomic writes, typed reads. Every failure is a FinesslError that names the file."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from finessl.errors import FinesslError
 
 T = TypeVar("T")
 
-MAX_JSON = 256 << 20  # bytes; a split of 10 million single images has about 90 MB
-MAX_ARRAYS = 8 << 30  # bytes of one .npz, unpacked
+MAX_JSON_BYTES = 256 << 20  # a split of 10 million single images has about 90 MB
+MAX_ARRAY_BYTES = 8 << 30  # of one array, unpacked
 
 
 class DamagedFile(FinesslError):
-    """This file does not hold what it should."""
+    """A file's content is not valid."""
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -37,8 +37,10 @@ class DamagedFile(FinesslError):
 
 @contextlib.contextmanager
 def writing(path: Path, then: str = "") -> Iterator[None]:
-    """Turns a refusal of the operating system, of safetensors or of torch.save to write `path` into a sentence.
-    `then`: what happens when the same command runs again."""
+    """Turn a failed write to `path` (of the operating system, safetensors or torch.save) into a FinesslError.
+
+    then: what happens when the same command runs again.
+    """
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -61,15 +63,18 @@ def writing(path: Path, then: str = "") -> Iterator[None]:
 
 
 def full(path: Path) -> bool:
-    """Is the disk of `path` full? torch.save does not say why it failed."""
+    """Whether the disk of `path` is full; torch.save does not say why it failed."""
     there = next((p for p in (path, *path.parents) if p.exists()), Path())
     return shutil.disk_usage(there).free < 1 << 20
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file to write to. It takes the place of `path` when the block ends and is on the disk by then, also when
-    the power fails; if the block raises, nothing is left of it."""
+    """Write-then-rename: yields a temporary path to write to, which replaces `path` when the block ends.
+
+    The file is synchronised to disk before the rename, so that after a power failure `path` holds the old content or the
+    new one, never half of it. If the block raises, the temporary file is removed.
+    """
     if path.exists() and not path.is_file() and not path.is_dir():  # a rename would destroy the device
         raise FinesslError(f"cannot write to {path}: it is a device or a pipe; name a file.")
     if not path.name:  # "." or "/"
@@ -87,23 +92,24 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """The whole file or none of it. File names that are not UTF-8 keep their bytes."""
+    """Write a whole file by write-then-rename. Text from file names that are not UTF-8 keeps its bytes."""
     with replacing(path) as partial:
         partial.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape"))
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write an indented JSON file by write-then-rename."""
     write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """A compressed .npz."""
+    """Write a compressed .npz by write-then-rename."""
     with replacing(path) as partial, open(partial, "wb") as file:
         np.savez_compressed(file, **dict(arrays))  # type: ignore[arg-type]
 
 
 def sync_folder(path: Path) -> None:
-    """A rename is on the disk once its folder is (Windows has no such call and needs none)."""
+    """Make renames in this folder durable (Windows has no such call and needs none)."""
     if os.name == "posix":
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -117,7 +123,7 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns the operating system's refusal to read `path` into a sentence."""
+    """Turn a failed read of `path` into a FinesslError."""
     try:
         yield
     except OSError as error:
@@ -143,7 +149,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 def read_json(path: Path, schema: type[T]) -> T:
     """The content of a JSON file, checked against `schema`; an error says which entry is wrong."""
-    content = read_bytes(path, MAX_JSON)
+    content = read_bytes(path, MAX_JSON_BYTES)
     try:
         return TypeAdapter(schema).validate_python(json.loads(content.decode("utf-8", "surrogateescape")), strict=True)
     except ValidationError as error:
@@ -155,8 +161,8 @@ def read_json(path: Path, schema: type[T]) -> T:
 
 
 def read_arrays(path: Path, *names: str) -> dict[str, np.ndarray]:
-    """The arrays of an .npz, with those of these names among them. Their sizes are checked before memory is taken;
-    nothing in the file is run."""
+    """The arrays of an .npz; an error if one of `names` is missing. Sizes are checked before memory is allocated, and
+    Python objects are refused: nothing in the file is executed."""
     with reading(path):
         if not path.is_file():
             raise FinesslError(f"there is no file {path}.")
@@ -180,7 +186,7 @@ def read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         size = dtype.itemsize
         for length in shape:  # Python integers: no overflow
             size *= length
-        if size > MAX_ARRAYS or size != info.file_size - file.tell():
+        if size > MAX_ARRAY_BYTES or size != info.file_size - file.tell():
             raise ValueError(f"{info.filename} has another size than its header says")
     with archive.open(info) as file:
         return npy.read_array(file, allow_pickle=False)

@@ -1,4 +1,4 @@
-"""What this process may use of the machine."""
+"""The machine's resources that this process may use, and the revision of the code."""
 
 from __future__ import annotations
 

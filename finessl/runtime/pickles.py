@@ -1,7 +1,7 @@
-"""Pickles of strangers, read without running them.
+"""Untrusted pickles, read without executing them.
 
-A pickle is a program: it names functions and has them called. `load_pickle` knows the few names that it is given, each
-bound to a stand-in written for the purpose, and refuses every other name.
+A pickle is a program: it imports functions by name and calls them. `load_pickle` resolves only the names that it is
+given, each to a stand-in without side effects, and refuses every other name.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def load_pickle(
     *,
     persistent: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """The content of a pickle. Python 2's strings stay bytes. Raises FinesslError, or anything for a damaged pickle.
+    """The content of a pickle. Strings of Python 2 stay bytes. Raises FinesslError, or any exception for a damaged pickle.
 
-    names: (module, name) → stand-in, or a function that finds it and raises KeyError for what it does not know. Stand-ins
-    have no attributes that a pickle could set (`__slots__ = ()`).   persistent: resolves persistent ids.
+    names: (module, name) → stand-in, or a function that returns it and raises KeyError for unknown names. Stand-ins have
+    no attributes that a pickle could set (`__slots__ = ()`).   persistent: resolves persistent ids.
     """
 
     class Unpickler(pickle.Unpickler):
@@ -39,9 +39,8 @@ def load_pickle(
                 raise FinesslError("refers to something outside itself: refused.")
             return persistent(saved)
 
-    for operation, argument, _ in pickletools.genops(
-        data
-    ):  # the unpickler takes memory for the highest slot it is told
+    # The unpickler allocates its memo up to the highest index that it is told.
+    for operation, argument, _ in pickletools.genops(data):
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(data):
             raise FinesslError("asks for more memory than it can need: refused.")
     return Unpickler(io.BytesIO(data), encoding="bytes").load()

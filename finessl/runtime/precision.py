@@ -1,4 +1,4 @@
-"""The numbers that the encoder computes with: what a device can, and how frozen weights are kept."""
+"""The encoder's number formats: which ones a device supports, and in which one frozen weights are stored."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from finessl.errors import FinesslError
 from finessl.runtime.fp8 import supports_fp8
 
-# what activations and frozen weights are kept in; fp8 is bf16 whose frozen layers round what they multiply
+# Format of activations and frozen weights. fp8: bf16, and frozen linear layers multiply in fp8 (fp8.py).
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.bfloat16}
 
 
 def supports_bf16(device: torch.device) -> bool:
-    """Does the chip have instructions for products of bf16 numbers? (On a CPU, AMX or AVX512-BF16.)"""
+    """Whether the device multiplies bf16 numbers natively (on a CPU: AMX or AVX512-BF16)."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
     asked = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
@@ -23,6 +23,7 @@ def supports_bf16(device: torch.device) -> bool:
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:
+    """The precision to use on `device`; "auto" is bf16 where the device supports it, else fp32."""
     if precision == "auto":
         return "bf16" if supports_bf16(device) else "fp32"
     if precision not in DTYPES:
@@ -38,7 +39,7 @@ def resolve_precision(precision: str, device: torch.device) -> str:
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """Half-precision arithmetic in the encoder; trained parameters, heads and losses stay float32."""
+    """Context of the encoder's forward pass. Trained parameters, heads and losses stay float32."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, DTYPES[precision])

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar with loss, pseudo-label use, speed and time left; lines elsewhere."""
+"""The progress display of a run: a bar with loss, pseudo-label use, speed and time left; lines without a terminal."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rich.text import Text
 
 from finessl.runtime.terminal import console as make_console
 
-LINE_SECONDS = 30  # between two lines of progress where there is no terminal
-WIDE = 100  # columns of a terminal that has room for a long bar
+LINE_SECONDS = 30  # between two lines of progress without a terminal
+MIN_WIDE_COLUMNS = 100  # of a terminal that has room for a long bar
 
 
 class NoteColumn(TextColumn):
-    """The last column: the only one that is cut where the terminal is too narrow for all."""
+    """The last column, the only one that is cut if the terminal is too narrow."""
 
     def __init__(self) -> None:
         super().__init__("{task.fields[note]}", markup=False, table_column=Column(no_wrap=False))
@@ -37,7 +37,10 @@ class NoteColumn(TextColumn):
 
 
 class Display:
-    """One bar at a time. Without a terminal it prints a line about every 30 seconds instead; `quiet` prints nothing."""
+    """One bar at a time; without a terminal, a line about every 30 seconds.
+
+    console: the output (default: standard error).   quiet: print nothing.
+    """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
         self.console = console or make_console(stderr=True)
@@ -45,7 +48,7 @@ class Display:
         self.live = not quiet and self.console.is_terminal
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24 if self.console.width >= WIDE else 8),
+            BarColumn(bar_width=24 if self.console.width >= MIN_WIDE_COLUMNS else 8),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
@@ -56,7 +59,7 @@ class Display:
         )
         self.task: int | None = None
         self.label = ""
-        self.first = 0  # `done` at the start of the current label, and when that was
+        self.first = 0  # `done` when the current label began
         self.started = self.printed = time.monotonic()
 
     def __enter__(self) -> Display:
@@ -73,7 +76,7 @@ class Display:
             self.console.print(message)
 
     def update(self, label: str, done: int, total: int, note: str = "") -> None:
-        """Show `done` of `total`; another label starts another bar."""
+        """Show `done` of `total`. A new label starts a new bar.   note: text after the bar."""
         now = time.monotonic()
         if self.task is None or label != self.label:
             if self.task is not None:
@@ -88,7 +91,7 @@ class Display:
 
 
 def time_left(seconds: float, done: int, remaining: int) -> str:
-    """In words, from the time that `done` took; "" where nothing is done yet."""
+    """Estimated time for `remaining` items, in words; "" before the first item is done."""
     if done <= 0:
         return ""
     left = seconds / done * remaining

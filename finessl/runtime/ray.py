@@ -1,4 +1,4 @@
-"""Ray, where it is installed."""
+"""A connection to Ray, an optional dependency."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from finessl.errors import FinesslError
 
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """The module ray, connected to the cluster at `address` ("auto": this machine's; None starts one here)."""
+    """The module ray, connected to the cluster at `address`. "auto": the cluster of this machine; None: a new local one."""
     try:
         import ray
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""What reaches the terminal: names are printed as they are, and every stream can show every text.
+"""Terminal output: text is printed literally, and every stream can print every text.
 
-Class names, file names and paths are other people's text. `console` never interprets markup in them, and a stream
-whose encoding lacks a character gets its nearest ASCII spelling instead of an error.
+Class names, file names and paths are untrusted text. `console` never interprets markup in them. A stream whose encoding
+lacks a character prints its nearest ASCII spelling instead of raising an error.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def nearest_ascii(error: UnicodeError) -> tuple[str, int]:
 
 
 def prepare_streams() -> None:
-    """Make stdout and stderr print every text, whatever their encoding."""
+    """Let stdout and stderr print every text, independent of their encoding."""
     codecs.register_error("nearest-ascii", nearest_ascii)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # not so where a test or a notebook has replaced them
+        if hasattr(stream, "reconfigure"):  # a test or a notebook may have replaced them
             stream.reconfigure(errors="nearest-ascii")
 
 
 def discard_stdout() -> None:
-    """Nobody reads stdout any more, or it cannot be written: keep Python from failing once more when it exits."""
+    """After a failed write to stdout: keep Python from failing again at exit, when it flushes."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

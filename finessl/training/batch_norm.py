@@ -33,7 +33,7 @@ class SumOverProcesses(torch.autograd.Function):
 
 def synchronise_batch_norm(encoder: Encoder, world: int) -> None:
     """Make the BatchNorm that trains use the global batch. Parameters, buffers and their names stay."""
-    for module in {module for live in encoder.live for module in live.modules()}:
+    for module in {module for part in encoder.unfrozen for module in part.modules()}:
         if isinstance(module, _BatchNorm) and not isinstance(module, SynchronisedBatchNorm):
             if type(module) not in SYNCHRONISED:
                 raise FinesslError(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from finessl.models.encoder import Encoder, PlainEncoder
+from finessl.models.encoder import Encoder, PooledEncoder
 from finessl.models.vit import ViTEncoder
 from finessl.models.wide_resnet import WideResNet
 
@@ -45,7 +45,7 @@ def make_convolutional() -> Callable[[], Encoder]:
         torch.default_generator.manual_seed(3)
         model = WideResNet(1).double()
         model(torch.randn(8, 3, 16, 16, dtype=torch.float64))  # statistics other than 0 and 1
-        return PlainEncoder(model)
+        return PooledEncoder(model)
 
     return make
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from finessl.errors import FinesslError
 from finessl.models.aliases import BACKBONES
 from finessl.models.backbones import create_backbone
-from finessl.models.encoder import PlainEncoder
+from finessl.models.encoder import PooledEncoder
 from finessl.models.vit import ViTEncoder
 from finessl.models.weights import load_weights
 
@@ -240,7 +240,7 @@ def test_a_timm_name_brings_its_preprocessing() -> None:
 
 def test_a_convolutional_name() -> None:
     backbone = create_backbone("resnet10t", pretrained=False, image_size=64)
-    assert isinstance(backbone.encoder, PlainEncoder) and backbone.image_size == 64
+    assert isinstance(backbone.encoder, PooledEncoder) and backbone.image_size == 64
     assert backbone.encoder(torch.zeros(2, 3, 64, 64)).shape == (2, backbone.dim) == (2, 512)
 
 
@@ -276,7 +276,7 @@ def test_building_leaves_the_global_generator_alone() -> None:
         ("clip-vit-b61", None, "unknown backbone 'clip-vit-b61'; did you mean clip-vit-b16"),
         ("vit_base_patch16_242", None, "did you mean vit_base_patch16_224"),
         ("vit_tiny_patch16_224.openai", None, "no weights 'openai' for vit_tiny_patch16_224; it has augreg_in21k"),
-        ("vit_tiny_patch16_224", 100, "image size 100 is not a multiple of the patch size 16; take 96 or 112"),
+        ("vit_tiny_patch16_224", 100, "image size 100 is not a multiple of the patch size 16; choose 96 or 112"),
         ("vit_tiny_patch16_224", 0, "image size 0"),
     ],
 )

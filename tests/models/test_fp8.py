@@ -19,7 +19,6 @@ from finessl.models.vit import ViTEncoder
 from finessl.runtime import precision
 from finessl.runtime.fp8 import Fp8Linear, round_to_fp8, supports_fp8
 from finessl.runtime.precision import resolve_precision
-from finessl.training import loop
 
 Make = Callable[..., ViTEncoder]
 pytestmark = pytest.mark.skipif(not supports_fp8(torch.device("cpu")), reason="this PyTorch has no fp8 on the CPU")
@@ -92,7 +91,7 @@ def test_only_frozen_layers_are_rounded(make_vit: Make, kind: str, images: Tenso
     store_frozen(encoder, "fp8")
     assert dict(encoder.named_parameters()).keys() == names.keys()  # and no buffer for a checkpoint to miss
     assert not [
-        key for key in encoder.state_dict() if key.endswith(("rounded", "turned", "scale")) and key not in names
+        key for key in encoder.state_dict() if key.endswith(("weight_fp8", "weight_t", "scale")) and key not in names
     ]
     for module in encoder.modules():
         if isinstance(module, Fp8Linear):
@@ -147,7 +146,7 @@ def test_a_classifier_is_loaded_where_fp8_is_not(shapes: Path, tmp_path: Path, m
     assert finessl.load(tmp_path / "run", device="cpu", precision="fp8").precision == "fp8"
     assert finessl.load(tmp_path / "run", device="cpu").precision in ("bf16", "fp32")
     monkeypatch.setattr(classifier, "supports_fp8", lambda device: False)  # an older GPU
-    monkeypatch.setattr(loop, "resolve_device", lambda name: torch.device("meta"))
+    monkeypatch.setattr(classifier, "resolve_device", lambda name: torch.device("meta"))
     monkeypatch.setattr(classifier, "Classifier", lambda network, description, device, precision: precision)
     assert finessl.load(tmp_path / "run", device="cuda") == "auto"  # type: ignore[comparison-overlap]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
 from finessl.models.encoder import Encoder
-from finessl.models.head_init import class_mean, embed_names, probe, read_text_features, start_heads, text_weights
+from finessl.models.head_init import class_mean, embed_names, read_text_features, ridge_probe, start_heads, text_weights
 from finessl.models.heads import HEADS, CentredHead, CosineHead, LinearHead, ProjectedHead
 from finessl.models.network import Network
 from finessl.models.vit import ViTEncoder
@@ -90,7 +90,7 @@ def test_class_mean_by_hand() -> None:
 def test_probe_is_ridge_regression(count: int) -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
     features, labels = torch.randn(count, 10, generator=seeded()), torch.arange(count) % 3
-    weight = probe(features, labels, 3, ridge=0.1)
+    weight = ridge_probe(features, labels, 3, penalty=0.1)
     x = (features / features.norm(dim=1, keepdim=True)).double().numpy()
     y = np.eye(3)[labels.numpy()] - 1 / 3
     expected = linear_model.Ridge(alpha=0.1, fit_intercept=False).fit(x, y).coef_

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
-from finessl.models.encoder import Encoder, PlainEncoder
+from finessl.models.encoder import Encoder, PooledEncoder
 from finessl.models.network import Network
 from finessl.models.tuning import create
 from finessl.models.vit import ViTEncoder
@@ -77,7 +77,7 @@ def test_counts_and_groups(make_vit: Make) -> None:
         ("backbone", 1e-5, 5e-4, 1),
         ("heads", 0.03, 5e-4, 4),
     ]
-    groups = build(make_vit(), "linear").parameter_groups(lr=0.03, weight_decay=0.0, head_lr=0.1)
+    groups = build(make_vit(), "linear").parameter_groups(lr=0.1, weight_decay=0.0)
     assert [(g["name"], g["lr"]) for g in groups] == [("heads", 0.1)]
     torch.optim.SGD(groups, momentum=0.9)  # an optimizer takes them
 
@@ -139,7 +139,7 @@ def test_a_frozen_model_never_passes_through_training_mode() -> None:
             self.modes.append(mode)
             return super().train(mode)
 
-    encoder = PlainEncoder(Watched())
+    encoder = PooledEncoder(Watched())
     encoder.output = nn.Dropout()
     encoder.train()
     assert encoder.training and encoder.output.training and not encoder.model.training
@@ -148,5 +148,5 @@ def test_a_frozen_model_never_passes_through_training_mode() -> None:
     Watched.modes.clear()
     encoder.train().eval()
     assert Watched.modes == [False, False]
-    encoder.live = [encoder.model]
+    encoder.unfrozen = [encoder.model]
     assert encoder.train().model.training and not encoder.eval().model.training

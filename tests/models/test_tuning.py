@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from finessl.errors import FinesslError
-from finessl.models.encoder import Encoder, PlainEncoder
+from finessl.models.encoder import Encoder, PooledEncoder
 from finessl.models.tuning import TUNINGS, create
 from finessl.models.vit import ViTEncoder
 
@@ -253,7 +253,7 @@ def test_convolutional_networks(make_convolutional: Callable[[], Encoder], image
     encoder.train()
     encoder(images)
     moved = {n for n, buffer in encoder.named_buffers() if not torch.equal(buffer, before[n])}
-    assert moved == set(encoder.moving_buffers()) == (set(before) if name in ("bn", "full", "lp-ft") else set())
+    assert moved == set(encoder.trainable_buffers()) == (set(before) if name in ("bn", "full", "lp-ft") else set())
 
 
 def test_probing_leaves_running_statistics_alone(make_convolutional: Callable[[], Encoder], images: Tensor) -> None:
@@ -271,7 +271,7 @@ def test_probing_leaves_running_statistics_alone(make_convolutional: Callable[[]
 def test_ssf_merges_into_the_pooling_of_clip_resnets() -> None:
     torch.default_generator.manual_seed(0)
     model = timm.create_model("resnet50_clip", num_classes=6, img_size=64).double()
-    encoder = PlainEncoder(model).eval()
+    encoder = PooledEncoder(model).eval()
     tuning = create("ssf")
     tuning.apply(encoder, seeded())
     disturb(encoder)

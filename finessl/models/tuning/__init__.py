@@ -1,4 +1,4 @@
-"""How the backbone is tuned: one file per strategy. `finessl list tunings`"""
+"""Tuning strategies: which parameters of the backbone train. One file per strategy. `finessl list tunings`"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TUNINGS = Registry(
 
 
 def create(spec: str, options: Mapping[str, Any] | None = None) -> Tuning:
-    """The strategy `spec`, or several joined by "+"."""
+    """A tuning strategy.   spec: its name, or several names joined by "+".   options: as in a recipe's [tuning]."""
     from finessl.models.tuning.base import Composed
 
     parts = [
@@ -44,8 +44,8 @@ def create(spec: str, options: Mapping[str, Any] | None = None) -> Tuning:
 
 
 def resolve(spec: str, options: Mapping[str, Any]) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Strategy → (class, its options). Of several strategies, an option that more than one takes is written
-    "strategy.option" (that form is always allowed)."""
+    """Strategy → (class, its options). "strategy.option" names the strategy of an option; it is required if several of the
+    joined strategies have the option."""
     names = [name.strip() for name in spec.split("+")]
     if len(set(names)) < len(names):
         raise FinesslError(f"tuning {spec!r} names a strategy twice.")

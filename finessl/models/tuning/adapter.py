@@ -15,7 +15,7 @@ from finessl.registry.options import Count, Weight
 
 
 class Bottleneck(nn.Module):
-    """Up is zero at the start: the block first computes what it did."""
+    """y + s·Up(ReLU(Down(LN(y)))). Up starts at zero, so that the block's output is unchanged at first."""
 
     def __init__(self, dim: int, down: Tensor, scale: float, learn_scale: bool) -> None:
         super().__init__()
@@ -33,7 +33,8 @@ class Bottleneck(nn.Module):
 
 
 class Adapter(Tuning):
-    """The scale 0.1 is the released code's, the original has none (scale = 1); `learn_scale` trains it."""
+    """dim: width of the bottleneck.   scale: s, 0.1 as in the released code; the original has none (1).
+    learn_scale: train s.   layers: last blocks that get an adapter; None: all."""
 
     name = "adapter"
 

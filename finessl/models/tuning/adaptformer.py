@@ -18,7 +18,7 @@ from finessl.registry.options import Count, Weight
 
 
 class Branch(nn.Module):
-    """s·Up(Dropout(ReLU(Down(LN(x))))); Up is zero at the start."""
+    """s·Up(Dropout(ReLU(Down(LN(x))))). Up starts at zero, so that the block's output is unchanged at first."""
 
     def __init__(self, dim: int, down: Tensor, scale: float, norm: bool, dropout: float) -> None:
         super().__init__()
@@ -37,7 +37,8 @@ class Branch(nn.Module):
 
 
 class AdaptFormer(Tuning):
-    """`norm`: "in" gives the branch a LayerNorm of its own, as the released code does; "none" is the original."""
+    """dim: width of the bottleneck.   scale: s.   norm: "in" for a LayerNorm in the branch, as in the released code; "none" as
+    in the original.   dropout: probability.   layers: last blocks that get a branch; None: all."""
 
     name = "adaptformer"
 

@@ -1,4 +1,4 @@
-"""What a tuning strategy is: it decides which numbers of a backbone train, and may insert some of its own."""
+"""The interface of tuning strategies: a strategy decides which parameters of a backbone train, and may insert new ones."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from torch import Tensor, nn
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
 from finessl.models.vit import ViTEncoder, unsupported
-from finessl.runtime.fp8 import plain_linears
+from finessl.runtime.fp8 import restore_linears
 
 
 class Tuning:
-    """Options are keyword-only arguments of __init__; a strategy writes `insert`."""
+    """A strategy implements `insert`. Its options are keyword-only arguments of __init__."""
 
     name: str
-    unchanged: bool = True  # does the encoder compute the same function right after `apply`?
-    mergeable: bool = False  # can what was tuned become plain weights?
-    max_backbone_lr: float | None = None  # learning rate that pretrained weights stand, where it trains them; None: any
+    unchanged: bool = True  # the encoder computes the same function right after `apply`
+    mergeable: bool = False  # `merge` can fold the changes into the pretrained weights
+    max_backbone_lr: float | None = None  # default cap of the backbone's learning rate; None: no cap
 
     def apply(self, encoder: Encoder, generator: torch.Generator | None = None) -> None:
-        """Freeze the encoder, then insert or unfreeze what trains. Initial values come from the CPU `generator`."""
+        """Freeze the encoder, then insert or unfreeze the trained parameters.   generator: of initial values, on the CPU."""
         encoder.requires_grad_(False)
-        encoder.live = []
+        encoder.unfrozen = []
         self.insert(encoder, generator)
         encoder.train(encoder.training)
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
+        """Insert modules into the frozen encoder, or unfreeze parameters of it."""
         raise NotImplementedError
 
     def before_step(self, step: int, steps: int) -> None:
-        """Called before each step; for strategies that change while training."""
+        """Called before step `step` of `steps`; for strategies that change during training."""
 
     def merge(self, encoder: Encoder) -> None:
-        """Fold what was inserted into the plain weights: the same outputs from an ordinary timm model."""
+        """Fold the inserted modules into the pretrained weights: an ordinary timm model then gives the same outputs."""
         if not self.mergeable:
             raise FinesslError(
                 f"{self.name} is not a change of weights and cannot be merged; lora, ssf, bitfit, norm and full can."
             )
-        plain_linears(encoder)
+        restore_linears(encoder)
         for parent in list(encoder.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, Wrapper) and not isinstance(parent, Wrapper):
@@ -49,7 +50,7 @@ class Tuning:
 
 
 class Wrapper(nn.Module):
-    """A layer with a change: stands where `base` stood. Callable with the output rows that are wanted (vit.project)."""
+    """Replaces a layer, `base`, and changes its output. `rows` selects output channels (vit.project)."""
 
     base: nn.Module
 
@@ -57,16 +58,16 @@ class Wrapper(nn.Module):
         raise NotImplementedError
 
     def fold(self, model: nn.Module) -> nn.Module:
-        """The plain layer that computes the same within `model`."""
+        """The ordinary layer that computes the same within `model`."""
         raise NotImplementedError
 
-    def plain(self, model: nn.Module) -> Any:
-        """`base` with the changes of inner wrappers folded in."""
+    def folded_base(self, model: nn.Module) -> Any:
+        """`base`, with inner wrappers folded."""
         return self.base.fold(model) if isinstance(self.base, Wrapper) else self.base
 
 
 class Composed(Tuning):
-    """Several strategies at once, in the order given."""
+    """Several strategies, applied in order."""
 
     def __init__(self, parts: list[Tuning]) -> None:
         self.parts = parts
@@ -87,7 +88,7 @@ class Composed(Tuning):
 
 
 def transformer(encoder: Encoder, strategy: str) -> ViTEncoder:
-    """`encoder` when the strategy can work inside its blocks; otherwise a FinesslError that names what can."""
+    """`encoder` if it has standard transformer blocks; otherwise a FinesslError that names strategies that work with it."""
     if isinstance(encoder, ViTEncoder):
         return encoder
     reason = unsupported(encoder.model) or "it has no transformer blocks"
@@ -97,7 +98,7 @@ def transformer(encoder: Encoder, strategy: str) -> ViTEncoder:
 
 
 def last_blocks(encoder: ViTEncoder, layers: int | None, strategy: str) -> Iterator[tuple[int, Any]]:
-    """(number, block) of the last `layers` blocks, all when None."""
+    """(number, block) of the last `layers` blocks; None: all blocks."""
     count = encoder.depth if layers is None else layers
     if not 1 <= count <= encoder.depth:
         raise FinesslError(f"{strategy}: layers = {layers} should be between 1 and {encoder.depth}.")
@@ -111,9 +112,10 @@ def like(encoder: nn.Module) -> dict[str, Any]:
 
 
 def uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator | None) -> Tensor:
-    """Drawn on the CPU in float32, so that a seed means the same on every device."""
+    """Uniform numbers in ±bound, on the CPU in float32: a seed gives the same numbers for every device."""
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
 
 def normal(shape: tuple[int, ...], mean: float, deviation: float, generator: torch.Generator | None) -> Tensor:
+    """Normal numbers, on the CPU in float32."""
     return torch.empty(shape).normal_(mean, deviation, generator=generator)

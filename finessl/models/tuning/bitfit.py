@@ -1,4 +1,4 @@
-"""BitFit (Ben Zaken et al. 2022): the backbone's biases train, wherever they are."""
+"""BitFit (Ben Zaken et al. 2022): all biases of the backbone train."""
 
 from __future__ import annotations
 

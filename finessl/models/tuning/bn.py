@@ -1,4 +1,4 @@
-"""BatchNorm tuning for convolutional networks: weight and bias train, and the running statistics move."""
+"""BatchNorm tuning for convolutional networks: weights and biases train, running statistics are updated."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class BatchNorms(Tuning):
             raise FinesslError("bn: this backbone has no BatchNorm; for the LayerNorms of a transformer use norm.")
         for norm in norms:
             norm.requires_grad_(True)
-        encoder.live.extend(norms)
+        encoder.unfrozen.extend(norms)

@@ -13,8 +13,8 @@ from finessl.registry.options import Count
 
 
 class Full(Tuning):
-    """`blocks`: the last n transformer blocks alone. `gradient_checkpointing` recomputes the blocks in the backward
-    pass: less memory for about a third more time."""
+    """blocks: train the last `blocks` transformer blocks only; None: every weight.
+    gradient_checkpointing: recompute blocks in the backward pass; less memory, about a third more time."""
 
     name = "full"
     mergeable = True
@@ -27,16 +27,17 @@ class Full(Tuning):
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
         for module in self.tuned(encoder):
             module.requires_grad_(True)
-            encoder.live.append(module)
+            encoder.unfrozen.append(module)
         if not self.gradient_checkpointing:
             return
         encoder.checkpointing = True
-        if not isinstance(encoder, ViTEncoder):  # timm's own way
+        if not isinstance(encoder, ViTEncoder):  # by timm's own implementation
             if not hasattr(encoder.model, "set_grad_checkpointing"):
                 raise FinesslError(f"{self.name}: {type(encoder.model).__name__} has no gradient checkpointing.")
             encoder.model.set_grad_checkpointing(True)  # type: ignore[operator]
 
     def tuned(self, encoder: Encoder) -> list[nn.Module]:
+        """The modules that train."""
         if self.blocks is None:
             return [encoder.model]
         encoder = transformer(encoder, f"{self.name} with blocks")

@@ -1,4 +1,4 @@
-"""Linear probing (LP): the backbone stays as it is, the heads alone train."""
+"""Linear probing (LP): the backbone is frozen, only the heads train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2022) on the query and value matrices: W + (α/r)·(A·B)ᵀ, B zero at the start."""
+"""LoRA (Hu et al. 2022) on the query and value matrices: W + (α/r)·(A·B)ᵀ; B starts at zero."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from finessl.registry.options import Count, Weight
 
 
 class LowRank(Wrapper):
-    """A qkv layer plus its low-rank change. down [in, 2r]: A of the query, then A of the value; up_q, up_v: their B."""
+    """A qkv layer plus a low-rank change. down [in, 2r]: A of the query, then A of the value; up_q, up_v [r, width]: B."""
 
     def __init__(self, base: nn.Module, down: Tensor, width: int, scale: float) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class LowRank(Wrapper):
         self.up_v = nn.Parameter(down.new_zeros(rank, width))
 
     def up(self) -> Tensor:
-        """[2r, 3·width]: one product adds to query and value, and nothing to the key."""
+        """[2r, 3·width]: one product changes query and value, and adds zero to the key."""
         rank, width = self.up_q.shape
         return F.pad(self.up_q, (0, 2 * width, 0, rank)) + F.pad(self.up_v, (2 * width, 0, rank, 0))
 
@@ -38,13 +38,14 @@ class LowRank(Wrapper):
 
     @torch.no_grad()
     def fold(self, model: nn.Module) -> nn.Module:
-        linear = self.plain(model)
+        linear = self.folded_base(model)
         linear.weight += (self.scale * self.down @ self.up()).T.to(linear.weight.dtype)
         return linear
 
 
 class LoRA(Tuning):
-    """`init`: "released" draws A from ±1/√rank, as the authors' code comes to do; "original" from ±1/√dim."""
+    """rank: r.   alpha: α.   init: A is uniform in ±1/√rank ("released", the effect of the authors' code) or ±1/√dim
+    ("original").   layers: last blocks that are tuned; None: all."""
 
     name = "lora"
     mergeable = True

@@ -1,4 +1,4 @@
-"""LP-FT (Kumar et al. 2022): the heads alone for a share of the steps, then every weight."""
+"""LP-FT (Kumar et al. 2022): linear probing for a share of the steps, then full fine-tuning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from finessl.registry.options import Count, Probability
 
 
 class ProbeThenFull(Full):
-    """`probe`: the share of the steps that train the heads alone."""
+    """probe: share of the steps of linear probing.   Other options: see `Full`."""
 
     name = "lp-ft"
 
@@ -34,6 +34,6 @@ class ProbeThenFull(Full):
         self.probing = probing
         for module in self.modules:
             module.requires_grad_(not probing)
-        # while probing, BatchNorms keep their statistics as well
-        self.encoder.live = [] if probing else list(self.modules)
+        # During probing, BatchNorms keep their statistics too.
+        self.encoder.unfrozen = [] if probing else list(self.modules)
         self.encoder.train(self.encoder.training)

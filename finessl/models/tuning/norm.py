@@ -1,4 +1,4 @@
-"""Norm tuning: weight and bias of every LayerNorm (RMSNorm, GroupNorm) of the backbone train."""
+"""Norm tuning: weights and biases of all LayerNorms (RMSNorms, GroupNorms) of the backbone train."""
 
 from __future__ import annotations
 

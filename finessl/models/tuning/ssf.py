@@ -1,8 +1,7 @@
-"""SSF (Lian et al. 2022): scale and shift the features after an operation, y = γ⊙x + β; γ ~ N(1, 0.02), β ~ N(0, 0.02).
+"""SSF (Lian et al. 2022): scale and shift the output of a layer, y = γ⊙x + β; γ ~ N(1, 0.02), β ~ N(0, 0.02) at first.
 
-Positions "released": after qkv, attention projection, fc1 and fc2, as in the authors' code. "all" adds SSF's other
-places: after the patch projection, both norms of each block, and the final norm. On a convolutional network there is
-one, on the output features.
+Positions "released": after qkv, attention projection, fc1 and fc2, as in FineSSL's code. "all" adds SSF's other positions:
+the patch projection, both norms of each block, and the final norm. A convolutional network has one, on the output features.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from finessl.errors import FinesslError
-from finessl.models.encoder import Encoder, PlainEncoder
+from finessl.models.encoder import Encoder, PooledEncoder
 from finessl.models.tuning.base import Tuning, Wrapper, like, normal, transformer
 from finessl.models.vit import ViTEncoder, layer_norm, project
 from finessl.registry.options import Weight
 
 
 class ScaleShifted(Wrapper):
-    """`base` (a linear layer, a convolution or a norm), then the scale and shift of its output channels."""
+    """`base` (a linear layer, a convolution or a norm), then scale and shift of its output channels."""
 
     def __init__(self, base: nn.Module, scale: Tensor, shift: Tensor) -> None:
         super().__init__()
@@ -41,8 +40,8 @@ class ScaleShifted(Wrapper):
 
     @torch.no_grad()
     def fold(self, model: Any) -> nn.Module:
-        """γ⊙(Wx + b) + β = (γ⊙W)x + (γ⊙b + β), for a norm's weight too."""
-        base = plain = self.plain(model)
+        """γ⊙(Wx + b) + β = (γ⊙W)x + (γ⊙b + β); the same for the weight of a norm."""
+        base = folded = self.folded_base(model)
         if isinstance(base, nn.Identity):
             base = _pool_projection(model)
             if base is None:
@@ -51,14 +50,16 @@ class ScaleShifted(Wrapper):
         if base.bias is not None:
             base.bias.copy_(base.bias * self.scale + self.shift)
         elif isinstance(base, nn.Conv2d) and model.pos_embed is not None:
-            # CLIP's patch projection has no bias: the shift goes to the patches' position embeddings
+            # CLIP's patch projection has no bias: add the shift to the position embeddings of the patches.
             model.pos_embed[:, 0 if model.no_embed_class else model.num_prefix_tokens :] += self.shift
         else:
             base.bias = nn.Parameter(self.shift.to(base.weight.dtype), requires_grad=False)
-        return plain
+        return folded
 
 
 class ScaleShift(Tuning):
+    """positions: see above.   deviation: standard deviation of the initial γ and β."""
+
     name = "ssf"
     unchanged = False
     mergeable = True
@@ -68,10 +69,10 @@ class ScaleShift(Tuning):
         self.deviation = deviation
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
-        if isinstance(encoder, PlainEncoder) and any(isinstance(m, nn.BatchNorm2d) for m in encoder.modules()):
+        if isinstance(encoder, PooledEncoder) and any(isinstance(m, nn.BatchNorm2d) for m in encoder.modules()):
             encoder.output = self._wrap(nn.Identity(), self._features(encoder), encoder, generator)
             return
-        for parent, name in self._places(transformer(encoder, self.name)):
+        for parent, name in self._layers(transformer(encoder, self.name)):
             base = getattr(parent, name)
             setattr(parent, name, self._wrap(base, _channels(base), encoder, generator))
 
@@ -80,26 +81,27 @@ class ScaleShift(Tuning):
         return ScaleShifted(base, scale, normal((size,), 0, self.deviation, generator).to(**like(encoder)))
 
     @staticmethod
-    def _features(encoder: PlainEncoder) -> int:
-        """The pooling's projection (CLIP's ResNets) or the last stage gives the number of features."""
+    def _features(encoder: PooledEncoder) -> int:
+        """Number of features: of the pooling's projection (CLIP's ResNets) or of the last stage."""
         projection = _pool_projection(encoder.model)
         return int(encoder.model.num_features if projection is None else projection.out_features)  # type: ignore[arg-type]
 
-    def _places(self, encoder: ViTEncoder) -> list[tuple[Any, str]]:
+    def _layers(self, encoder: ViTEncoder) -> list[tuple[Any, str]]:
+        """(parent, attribute) of each layer to wrap."""
         model = encoder.model
-        places: list[tuple[Any, str]] = []
+        layers: list[tuple[Any, str]] = []
         for block in model.blocks:
             if not hasattr(block.mlp, "fc1") or not hasattr(block.mlp, "fc2"):
                 raise FinesslError(f"ssf finds no fc1 and fc2 in an MLP of type {type(block.mlp).__name__}; try lora.")
-            places += [(block.attn, "qkv"), (block.attn, "proj"), (block.mlp, "fc1"), (block.mlp, "fc2")]
+            layers += [(block.attn, "qkv"), (block.attn, "proj"), (block.mlp, "fc1"), (block.mlp, "fc2")]
             if self.positions == "all":
-                places += [(block, "norm1"), (block, "norm2")]
+                layers += [(block, "norm1"), (block, "norm2")]
         if self.positions == "all":
             if not isinstance(getattr(model.patch_embed, "proj", None), nn.Conv2d):
                 raise FinesslError("ssf: positions = all needs a patch embedding that is one convolution.")
-            places.append((model.patch_embed, "proj"))
-            places += [(model, name) for name in ("norm", "fc_norm") if isinstance(getattr(model, name), nn.LayerNorm)]
-        return places
+            layers.append((model.patch_embed, "proj"))
+            layers += [(model, name) for name in ("norm", "fc_norm") if isinstance(getattr(model, name), nn.LayerNorm)]
+        return layers
 
 
 def _channels(base: Any) -> int:
@@ -107,6 +109,6 @@ def _channels(base: Any) -> int:
 
 
 def _pool_projection(model: Any) -> nn.Linear | None:
-    """The last layer of CLIP's ResNets, within their attention pooling."""
+    """The output projection of the attention pooling of CLIP's ResNets; None for other models."""
     projection = getattr(getattr(model, "head", None), "proj", None)
     return projection if isinstance(projection, nn.Linear) else None

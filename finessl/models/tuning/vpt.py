@@ -1,7 +1,15 @@
-"""Visual prompt tuning (Jia et al. 2022): learned tokens beside those of the image.
+"""Visual prompt tuning (Jia et al. 2022, https://arxiv.org/abs/2203.12119): learned tokens next to the image's tokens.
 
-Deep: new prompts at every layer, as key/value prefixes (see models/vit.py). Shallow: prompts at the first layer only,
-which then go through the blocks like any other token.
+What: `length` learned vectors per layer are appended to the token sequence; nothing else in the backbone trains.
+
+    shallow    prompts p enter block 1 and pass through all blocks like any other token
+    deep       block l gets its own prompts p_l; their outputs are dropped, and block l+1 gets p_{l+1}
+
+Deep prompts are computed as key/value prefixes: the same function for less work (models/vit.py says why).
+
+The trap: prompts are not zero at the start (uniform in ±√(6 / (3p² + d)), as in the authors' code), so the tuned backbone
+computes other features than the pretrained one from the first step on. Initial head weights must come from the tuned
+encoder, and with few steps prompts may not recover (docs/results.md).
 """
 
 from __future__ import annotations
@@ -25,6 +33,8 @@ def initial_bound(encoder: ViTEncoder) -> float:
 
 
 class DeepPrompts(Tuning):
+    """length: prompts per layer.   layers: last blocks that get prompts; None: all."""
+
     name = "vpt-deep"
     unchanged = False
 
@@ -42,6 +52,8 @@ class DeepPrompts(Tuning):
 
 
 class ShallowPrompts(Tuning):
+    """length: number of prompts."""
+
     name = "vpt-shallow"
     unchanged = False
 
