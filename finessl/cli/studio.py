@@ -42,6 +42,7 @@ def studio(
     files = named_files(weights or [])
     project = open_project(data, out, run)
     listener = bind(host, port)
+    listener.listen(128)  # the browser may be faster than the server
     with opened(project, backbone, files, device) as session:
         number = listener.getsockname()[1]
         access = Access(host, number)

@@ -58,7 +58,7 @@ class Exports:
             "classifier": lambda: self.write_classifier(format or "onnx"),
             "report": self.write_report,
         }
-        if what not in work:
+        if not isinstance(what, str) or what not in work:
             raise FinesslError(f"what should be {', '.join(work)}.")
         if not self.busy.acquire(blocking=False):
             raise FinesslError("an export is being written; wait for it.")
@@ -125,10 +125,10 @@ class Exports:
         return out
 
     def write_classifier(self, format: str) -> tuple[Path, str]:
-        from finessl.inference.export import export_run
-
         if format not in CLASSIFIERS:
             raise FinesslError(f"format should be {', '.join(CLASSIFIERS)}.")
+        from finessl.inference.export import export_run
+
         run, path = self.run(), self.new(format)
         export_run(run, path, format=format, weights=self.trainer.encoding.weights)
         return path, shlex.join(["finessl", "export", str(run), "--format", format, "--out", str(path)])

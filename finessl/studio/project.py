@@ -99,7 +99,8 @@ def class_labels(index: FolderIndex) -> dict[str, str]:
 def folder_classes(path: Path) -> list[str]:
     """Names of class folders, where the data has them: their images stay unlabeled."""
     index = read_index(path)
-    names = class_names(index, "", {*LABELED, *UNLABELED, *TEST, "train"})
+    train = any(folder.startswith("train/") for folder in index.folders)
+    names = class_names(index, "train" if train else "", {*LABELED, *UNLABELED, *TEST})
     return names if 2 <= len(names) <= events.MOST_CLASSES else []
 
 

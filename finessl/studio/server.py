@@ -67,7 +67,12 @@ class Server:
                 "/api/export", write(lambda s, b: s.exports.export(b.get("what"), b.get("format"))), methods=["POST"]
             ),
         ]
-        handlers: Any = {HTTPException: show_error, FinesslError: show_mistake, TooLarge: show_too_large}
+        handlers: Any = {
+            HTTPException: show_error,
+            FinesslError: show_mistake,
+            TooLarge: show_too_large,
+            Exception: show_failure,
+        }
         return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(Guard, access=self.access)])
 
     def read(self, work: Handler) -> Any:
@@ -111,6 +116,7 @@ class Server:
         try:
             content = await run_in_threadpool(work, number)
         except ImageError as error:
+            studio.suggestions.broken[number] = True  # the queue passes it over
             raise HTTPException(422, f"this image cannot be shown: {error}") from error
         return Response(content, media_type="image/jpeg", headers=headers)
 
@@ -265,6 +271,10 @@ async def show_mistake(request: Request, error: FinesslError) -> JSONResponse:
 
 async def show_too_large(request: Request, error: TooLarge) -> JSONResponse:
     return JSONResponse({"error": "the request is too large."}, 413)
+
+
+async def show_failure(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"error": "the studio failed at this; the terminal says why. What was labeled is kept."}, 500)
 
 
 def serve(studio: Studio, access: Access, listener: socket.socket) -> None:

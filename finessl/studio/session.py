@@ -66,7 +66,7 @@ class Studio:
         self.stop.set()
         self.suggestions.close()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(1)
         self.save_labels()
         self.thumbnails.close()
         self.labels.close()

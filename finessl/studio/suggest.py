@@ -23,6 +23,7 @@ from finessl.studio.features import Encoded
 if TYPE_CHECKING:
     from finessl.frozen.choose import Choice
 
+STEPS = ("judge", "fit", "look ahead")
 AHEAD = 64  # images in the queue
 KEPT = 3  # images at its head that stay when the order changes
 
@@ -61,15 +62,14 @@ class Suggestions:
         self.plain = np.random.default_rng(1).permutation(len(labels.label))  # before there are features
         self.order = self.plain[:0]
         self.queue_lock, self.stop = threading.Lock(), threading.Event()
-        self.wake = {name: threading.Event() for name in ("fit", "look ahead", "judge")}
+        self.wake = {name: threading.Event() for name in STEPS}
         self.head: list[int] = []
         self.error: str | None = None
         self.threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        work = {"fit": self._fit, "look ahead": self._look_ahead, "judge": self._judge}
-        for name, step in work.items():
-            thread = threading.Thread(target=self._loop, args=(name, step), name=name, daemon=True)
+        for name in STEPS:
+            thread = threading.Thread(target=self._loop, args=(name,), name=name, daemon=True)
             thread.start()
             self.threads.append(thread)
 
@@ -78,7 +78,7 @@ class Suggestions:
         for event in self.wake.values():
             event.set()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(1)
 
     def publish(self, encoded: Encoded) -> None:
         """More features."""
@@ -91,46 +91,43 @@ class Suggestions:
         for event in self.wake.values():
             event.set()
 
-    def _loop(self, name: str, step: Callable[[Encoded, np.ndarray, int], None]) -> None:
+    def _loop(self, name: str) -> None:
         while True:
             self.wake[name].wait()
             self.wake[name].clear()
             if self.stop.is_set():
                 return
-            encoded = self.encoded
-            if encoded is None:
-                continue
-            with self.labels.lock:
-                label, action = self.labels.label.copy(), self.labels.action
+            begun = time.monotonic()
             try:
-                step(encoded, label, action)
+                self.update(name)
                 self.error = None
             except Exception as error:  # the page says so, and labeling goes on
                 self.error = f"{name}: {type(error).__name__}: {error}"
             self.changed()
+            if name == "judge":
+                self.wake["fit"].set()
+            if name != "fit":  # one order serves several labels; both leave most of the time to `fit`
+                self.stop.wait(0.5 + 2 * (time.monotonic() - begun))
 
-    def _fit(self, encoded: Encoded, label: np.ndarray, action: int) -> None:
-        from finessl.studio.solve import fit
+    def update(self, *names: str) -> None:
+        """Do these steps now, all by default."""
+        from finessl.studio.solve import fit, judge, look_ahead
 
-        chosen = self.choice.chosen if self.choice else None
-        solver, accuracy = (chosen.solver, chosen.held_out) if chosen else (None, None)
-        self.answer = fit(encoded, label, solver, accuracy, action)
-
-    def _look_ahead(self, encoded: Encoded, label: np.ndarray, action: int) -> None:
-        from finessl.studio.solve import look_ahead
-
-        order = look_ahead(encoded, label, self.taken(), self.answer, AHEAD)
-        with self.queue_lock:
-            self.order = order
-        self.stop.wait(0.5)  # one order serves several labels
-
-    def _judge(self, encoded: Encoded, label: np.ndarray, action: int) -> None:
-        from finessl.studio.solve import judge
-
-        begun = time.monotonic()
-        self.choice = judge(encoded, label)
-        self.wake["fit"].set()
-        self.stop.wait(1 + 2 * (time.monotonic() - begun))  # at most a third of the time
+        encoded = self.encoded
+        if encoded is None:
+            return
+        with self.labels.lock:
+            label, action = self.labels.label.copy(), self.labels.action
+        if "judge" in (names or STEPS):
+            self.choice = judge(encoded, label)
+        if "fit" in (names or STEPS):
+            chosen = self.choice.chosen if self.choice else None
+            solver, accuracy = (chosen.solver, chosen.held_out) if chosen else (None, None)
+            self.answer = fit(encoded, label, solver, accuracy, action)
+        if "look ahead" in (names or STEPS):
+            order = look_ahead(encoded, label, self.taken(), self.answer, AHEAD)
+            with self.queue_lock:
+                self.order = order
 
     # ---- the queue --------------------------------------------------------------------------------------------------
 

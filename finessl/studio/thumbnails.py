@@ -155,7 +155,7 @@ class Thumbnails:
 
         def make(i: int) -> None:
             if not stop.is_set():
-                with suppress(ImageError):
+                with suppress(ImageError, ValueError):  # ValueError: closed meanwhile
                     self.get(i)
 
         waiting = iter(self.missing().tolist())

@@ -97,14 +97,15 @@ class Trainer:
             }  # fmt: skip
         run = RunDirectory(started["run"])
         curves, step = self.curves(run)
-        steps = started["plan"]["steps"]
+        plan = carried_out(run, started["plan"])
+        steps = plan["steps"]
         found = "finished" if run.finished() else "running" if self.alive(started) else "stopped"
         message = ""
         if found == "stopped" and not started["asked_to_stop"]:
             found, message = "failed", last_line(log_of(run.path))
         return {
             "state": found,
-            "plan": started["plan"],
+            "plan": plan,
             "step": steps if found == "finished" else step,
             "steps": steps,
             "seconds_left": self.seconds_left(run, step, steps) if found == "running" else None,
@@ -156,7 +157,7 @@ class Trainer:
         if steps is None:
             steps, why = 500, "a first short run; the speed of this machine is not measured yet"
         if self.encoding.rate:
-            per_step = 4 * 32 * 3 / self.encoding.rate  # images per step, forward and backward
+            per_step = 4 * self.batch_size() * 3 / self.encoding.rate  # images per step, forward and backward
             if why.startswith("a first"):
                 steps = int(np.clip(budget / per_step, *STEPS))
                 why = f"fits {budget / 60:.0f} minutes on this machine"
@@ -168,6 +169,10 @@ class Trainer:
             "seconds": seconds,
             "why": why,
         }
+
+    def batch_size(self) -> int:
+        """Labeled images per step: no more than there are."""
+        return int(np.clip((self.labels.label >= 0).sum(), 4, 32))
 
     # ---- actions ----------------------------------------------------------------------------------------------------
 
@@ -193,7 +198,8 @@ class Trainer:
                     write_atomically(labels, labels_csv(self.labels))
             command = [
                 "train", *data, "--out", str(run), "--backbone", plan["backbone"], "--tuning", plan["tuning"],
-                "--steps", str(plan["steps"]), "--checkpoint-seconds", "30", "--device", self.encoding.device,
+                "--steps", str(plan["steps"]), "--batch-size", str(self.batch_size()), "--head-init", "class-mean",
+                "--checkpoint-seconds", "30", "--device", self.encoding.device,
                 *(["--weights", self.encoding.weights] if self.encoding.weights else []),
             ]  # fmt: skip
             self.launch(run, command, plan)
@@ -236,6 +242,15 @@ class Trainer:
     def command_line(self) -> str | None:
         started = self.started()
         return None if started is None else shlex.join(["finessl", *started["command"]])
+
+
+def carried_out(run: RunDirectory, plan: Plan) -> Plan:
+    """The plan with what the run's recipe says, once it has one."""
+    if not run.recipe_file.exists():
+        return plan
+    recipe = run.recipe()
+    known: Plan = {**plan, "backbone": recipe.model.backbone, "tuning": recipe.tuning.name, "steps": recipe.train.steps}
+    return known
 
 
 def log_of(run: Path) -> Path:

@@ -1,0 +1,165 @@
+"""The command as a user runs it: killed at random points, refused twice, trained and stopped."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finessl.errors import FinesslError
+from finessl.studio.events import UNLABELED, Labels
+from finessl.studio.project import held, open_project
+from finessl.studio.session import Studio
+from finessl.studio.training import RunDirectory
+
+
+class Running:
+    """`finessl studio` in a process of its own, and a connection to it."""
+
+    def __init__(self, data: Path, out: Path) -> None:
+        command = [sys.executable, "-m", "finessl", "studio", str(data), "--out", str(out), "--backbone", "embedded"]
+        self.process = subprocess.Popen([*command, "--no-browser"], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        address = next(line for line in self.process.stdout if "token=" in line).split()[0]
+        port, self.token = int(address.split(":")[2].split("/")[0]), address.split("token=")[1]
+        self.http = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self.http.request("GET", f"/auth?token={self.token}")
+        answer = self.http.getresponse()
+        answer.read()
+        self.cookie = answer.headers["set-cookie"].split(";")[0]
+
+    def ask(self, path: str, body: dict | None = None) -> dict:
+        headers = {"Cookie": self.cookie, "X-Finessl": "1", "Content-Type": "application/json"}
+        self.http.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers)
+        return json.loads(self.http.getresponse().read())
+
+
+def test_kill_at_random_points_loses_nothing(photos, tmp_path):
+    """Whatever was answered is there after SIGKILL; the next start goes on."""
+    seed = int(time.time())
+    rng, acknowledged = random.Random(seed), {}
+    for _ in range(3):
+        running = Running(photos, tmp_path / "state")
+        try:
+            with (
+                pytest.raises(FinesslError, match="open in another studio"),
+                held(open_project(photos, tmp_path / "state")),
+            ):
+                pass
+            names = {c["name"] for c in running.ask("/api/state")["classes"]}
+            for name in ("blue", "green", "red"):
+                if name not in names:
+                    running.ask("/api/classes", {"add": name})
+            after = rng.uniform(0.0, 1.5)
+            killer = subprocess.Popen(["sh", "-c", f"sleep {after:.3f}; kill -9 {running.process.pid}"])
+            pending = None
+            try:
+                while True:
+                    image, number = rng.randrange(45), rng.choice([0, 1, 2, None])
+                    pending = (image, number)
+                    assert "events" in running.ask("/api/label", {"image": image, "class": number})
+                    acknowledged[image] = number
+            except (http.client.HTTPException, OSError):
+                pass
+            killer.wait()
+        finally:
+            running.process.kill()
+            running.process.wait()
+        labels = Labels(tmp_path / "state", open_project(photos, tmp_path / "state").images)
+        shown = {i: None if k < 0 else int(k) for i, k in enumerate(labels.label.tolist()) if k != UNLABELED}
+        labels.close()
+        if pending is not None and shown.get(pending[0], -9) == pending[1]:
+            acknowledged[pending[0]] = pending[1]  # written, and killed before the answer
+        assert shown == acknowledged, f"seed {seed}"
+
+
+def test_interrupt_ends_it_and_the_labels_are_written(photos, tmp_path):
+    running = Running(photos, tmp_path / "state")
+    try:
+        running.ask("/api/classes", {"add": "red"})
+        running.ask("/api/label", {"image": 0, "class": 0})
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(20) in (0, 130)
+    finally:
+        running.process.kill()
+    assert (tmp_path / "state" / "labels.csv").read_text().splitlines()[1:] == ["blue0.jpg,red,"]
+
+
+@pytest.mark.slow
+def test_training_outlives_the_studio_and_resumes(photos, tmp_path):
+    """A process of its own: a second studio finds it, stops it, resumes it; the run is an ordinary one."""
+    project = open_project(photos, tmp_path / "state")
+    with held(project):
+        studio = Studio(project, "embedded")
+        for i, colour in enumerate(("blue", "green", "red")):
+            studio.labels.assign([15 * i, 15 * i + 1], studio.labels.find_or_add(colour), "queue")
+        assert studio.trainer.state()["state"] == "idle"
+        studio.trainer.start(steps=5000)
+        studio.close()
+        studio = Studio(project, "embedded")
+        assert wait_for(lambda: studio.trainer.state()["step"] > 0, 120)
+        state = studio.trainer.state()
+        assert state["state"] == "running" and state["seconds_left"] > 0 and len(state["curves"]["loss"]) > 0
+        with pytest.raises(FinesslError, match="running"):
+            studio.trainer.start()
+        studio.trainer.stop()
+        assert wait_for(lambda: studio.trainer.state()["state"] == "stopped", 60)
+        started = json.loads(studio.trainer.file.read_text())
+        assert (RunDirectory(started["run"]).checkpoints).exists()
+        studio.trainer.resume()
+        assert studio.trainer.state()["state"] == "running"
+        assert studio.trainer.process is not None
+        studio.trainer.process.kill()  # before it has trained: nothing is left to wait for
+        studio.trainer.process.wait()
+        studio.close()
+
+
+def test_a_training_that_fails_says_why(photos, tmp_path):
+    project = open_project(photos, tmp_path / "state")
+    with held(project):
+        studio = Studio(project, "no-such-backbone")
+        for i, colour in enumerate(("blue", "green")):
+            studio.labels.assign([15 * i], studio.labels.find_or_add(colour), "queue")
+        studio.trainer.start(steps=3)
+        assert wait_for(lambda: studio.trainer.state()["state"] == "failed", 60)
+        assert "no-such-backbone" in studio.trainer.state()["message"]
+        studio.close()
+
+
+def wait_for(condition, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_encoding_in_the_background(photos, tmp_path, monkeypatch):
+    """Real features of the embedded backbone, in parts; the answer and the queue follow."""
+    monkeypatch.setenv("FINESSL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("finessl.studio.features.FIRST", 16)
+    monkeypatch.setattr("finessl.studio.session.PAINT", 0.0)
+    project = open_project(photos, tmp_path / "state")
+    with held(project):
+        studio = Studio(project, "embedded")
+        for i, colour in enumerate(("blue", "green", "red")):
+            studio.labels.assign([15 * i, 15 * i + 1], studio.labels.find_or_add(colour), "queue")
+        studio.start()
+        try:
+            assert wait_for(lambda: studio.encoding.finished and studio.suggestions.answer is not None, 60)
+            assert wait_for(lambda: len(studio.suggestions.answer.encoded.ids) == 45, 30)
+            truth = np.repeat([0, 1, 2], 15)
+            assert (studio.suggestions.answer.best == truth).mean() > 0.9
+            assert wait_for(lambda: len(studio.suggestions.order) > 0, 30) and studio.encoding.error is None
+            assert wait_for(lambda: (project.folder / "labels.csv").exists(), 5)
+        finally:
+            studio.close()
