@@ -63,44 +63,15 @@ def evaluate_run(
     classifier = load(run, weights=weights, device=device)
     own = data is None
     if data is None:
-        recipe = RunDirectory(run_folder(run)).recipe()
-        data, dataset = recipe.data.source, open_source(recipe)
-        if dataset.test is None or dataset.test_labels is None:
-            raise FinesslError(
-                f"{data} has no test images. Accuracy on the training images would say nothing: the classifier was "
-                "trained on them. Put labeled images that training has not seen into test/CLASS/, or name a folder of "
-                f"them: finessl evaluate {shlex.quote(str(run))} DATA."
-            )
+        data, dataset = own_test_images(run)
     else:
         columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column}
         dataset = open_dataset(data, root=root, **{name: value for name, value in columns.items() if value is not None})
     images, use, truth = labeled_images(dataset, classifier, data)
 
-    notes, left_out = [], 0
-    try:
-        seen = used_in_training(run, images.take(use))
-    except FinesslError as error:
-        seen = np.full(len(use), NEW)
-        notes.append(f"It was not checked whether training used some of these images. {error}")
-    if own:
-        if count := int((seen != NEW).sum()):
-            notes.append(
-                f"{count:,} of these test images {'is' if count == 1 else 'are'} also in the training data, so the "
-                f"accuracy is overstated. finessl inspect {shlex.quote(data)} names them."
-            )
-    else:
-        keep = seen < (LABELED if include_unlabeled else UNLABELED)
-        if not keep.any():
-            raise FinesslError(all_used(data, seen, include_unlabeled))
-        left_out, use, truth, seen = int((~keep).sum()), use[keep], truth[keep], seen[keep]
-        if left_out:
-            were = "was not measured: training used it" if left_out == 1 else "were not measured: training used them"
-            notes.append(f"{count_of(left_out, 'labeled image')} {were}.")
-        if count := int((seen != NEW).sum()):
-            notes.append(
-                f"Training used {count:,} of the {len(use):,} images without their labels. Accuracy on new images may "
-                "be lower."
-            )
+    notes: list[str] = []
+    keep = unseen(run, data, images.take(use), notes, own=own, include_unlabeled=include_unlabeled)
+    left_out, use, truth = int((~keep).sum()), use[keep], truth[keep]
 
     predicted, unreadable = np.full(len(use), -1), []
     with pillow_warnings() as warned:
@@ -118,6 +89,50 @@ def evaluate_run(
     rows = [(n, int(c), float(h / max(c, 1))) for n, c, h in zip(classifier.classes, counts, hits, strict=True)]
     interval = wilson(int(right.sum()), len(right))
     return Evaluation(data, len(right), float(right.mean()), interval, rows, unreadable, left_out, notes)
+
+
+def own_test_images(run: str | Path) -> tuple[str, Dataset]:
+    """The data of a run, whose test images are there."""
+    recipe = RunDirectory(run_folder(run)).recipe()
+    data, dataset = recipe.data.source, open_source(recipe)
+    if dataset.test is None or dataset.test_labels is None:
+        raise FinesslError(
+            f"{data} has no test images. Accuracy on the training images would say nothing: the classifier was "
+            "trained on them. Put labeled images that training has not seen into test/CLASS/, or name a folder of "
+            f"them: finessl evaluate {shlex.quote(str(run))} DATA."
+        )
+    return data, dataset
+
+
+def unseen(
+    run: str | Path, data: str, images: Images, notes: list[str], *, own: bool, include_unlabeled: bool
+) -> np.ndarray:
+    """[n] Which images may be measured. `notes` gets a sentence about those that training used. Of a run's own test
+    images all are measured."""
+    try:
+        seen = used_in_training(run, images)
+    except FinesslError as error:
+        notes.append(f"It was not checked whether training used some of these images. {error}")
+        return np.ones(len(images), bool)
+    if own:
+        if count := int((seen != NEW).sum()):
+            notes.append(
+                f"{count:,} of these test images {'is' if count == 1 else 'are'} also in the training data, so the "
+                f"accuracy is overstated. finessl inspect {shlex.quote(data)} names them."
+            )
+        return np.ones(len(images), bool)
+    keep = seen < (LABELED if include_unlabeled else UNLABELED)
+    if not keep.any():
+        raise FinesslError(all_used(data, seen, include_unlabeled))
+    if left_out := int((~keep).sum()):
+        were = "was not measured: training used it" if left_out == 1 else "were not measured: training used them"
+        notes.append(f"{count_of(left_out, 'labeled image')} {were}.")
+    if count := int((seen[keep] != NEW).sum()):
+        notes.append(
+            f"Training used {count:,} of the {int(keep.sum()):,} images without their labels. Accuracy on new images may "
+            "be lower."
+        )
+    return keep
 
 
 def labeled_images(dataset: Dataset, classifier: Classifier, name: str) -> tuple[Images, np.ndarray, np.ndarray]:

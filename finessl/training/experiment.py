@@ -212,6 +212,32 @@ def prepare(
     if run is not None and writes:
         write_skipped(run, dataset)
 
+    method = make_method(recipe, split)
+    seed = int(generator(recipe.seed, INITIAL).integers(2**62))
+    tuning, network = build_network(
+        backbone, split.classes, recipe.tuning, recipe.head, method.aux, torch.Generator().manual_seed(seed)
+    )
+    mean, std = statistics(recipe, dataset, store, backbone)
+    if device.type == "cuda":
+        for pixels in (store, test_store):
+            if pixels is not None and pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
+                pixels.to_device(device)
+    experiment = Experiment(
+        recipe, dataset, split, store, split.labels(dataset)[split.labeled], test_store if len(test_index) else None,
+        test_index, test_labels, backbone, tuning, network.to(device), method.to(device), mean, std, device,
+        weights_sha256,
+    )  # fmt: skip
+    start = recipe.head.options
+    if start.get("init", "random") != "random":
+        start_heads(
+            experiment.network, start["init"], backbone=backbone, classes=split.classes,
+            labeled=experiment.labeled_features, generator=torch.Generator().manual_seed(seed),
+            **{name: start[name] for name in ("template", "text_features") if name in start},
+        )  # fmt: skip
+    return experiment
+
+
+def make_method(recipe: Recipe, split: Split) -> Method:
     task = Task(
         classes=len(split.classes),
         unlabeled=len(split.unlabeled),
@@ -219,45 +245,4 @@ def prepare(
         epoch_steps=recipe.train.epoch_steps,
         labeled=len(split.labeled),
     )
-    method = create_method(recipe.method.name, task, recipe.method.options)
-    seed = int(generator(recipe.seed, INITIAL).integers(2**62))
-    tuning, network = build_network(
-        backbone, split.classes, recipe.tuning, recipe.head, method.aux, torch.Generator().manual_seed(seed)
-    )
-    mean, std = statistics(recipe, dataset, store, backbone)
-    experiment = Experiment(
-        recipe,
-        dataset,
-        split,
-        store,
-        split.labels(dataset)[split.labeled],
-        test_store if len(test_index) else None,
-        test_index,
-        test_labels,
-        backbone,
-        tuning,
-        network.to(device),
-        method.to(device),
-        mean,
-        std,
-        device,
-        weights_sha256,
-    )
-    if device.type == "cuda":
-        for pixels in (store, test_store):
-            if pixels is not None and pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
-                pixels.to_device(device)
-    init = recipe.head.options.get("init", "random")
-    if init != "random":
-        start_heads(
-            experiment.network,
-            init,
-            backbone=backbone,
-            classes=split.classes,
-            labeled=experiment.labeled_features,
-            generator=torch.Generator().manual_seed(seed),
-            **{
-                name: recipe.head.options[name] for name in ("template", "text_features") if name in recipe.head.options
-            },
-        )
-    return experiment
+    return create_method(recipe.method.name, task, recipe.method.options)
