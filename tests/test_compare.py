@@ -156,7 +156,7 @@ def test_finished_cells_are_skipped_failed_ones_tried_again_and_reported(
         cell.run.open(cell.recipe)
         (cell.run.path / "fail.txt").write_text(str(failures))
     said: list[str] = []
-    failed = run_cells([*cells, cells[1]], jobs=2, say=said.append)  # a run that stands twice runs once
+    failed = run_cells([*cells, cells[1]], jobs=2, log=said.append)  # a run that occurs twice runs once
 
     assert failed == {"seed=3": "finessl: no luck at try 2"}
     tries = [path.read_text() if (path := cell.run.path / "tries.txt").exists() else "" for cell in cells]
@@ -168,7 +168,7 @@ def test_finished_cells_are_skipped_failed_ones_tried_again_and_reported(
     assert not (cells[2].run.path / "error.log").exists()
 
     (cells[3].run.path / "fail.txt").unlink()  # the same command again tries what failed, and only that
-    assert run_cells(cells, say=said.append) == {}
+    assert run_cells(cells, log=said.append) == {}
     assert "3 of 4 cells are finished already" in said
     assert (cells[3].run.path / "tries.txt").read_text() == "xxx"
 
@@ -178,7 +178,7 @@ def test_a_finished_run_of_another_recipe_is_not_taken_for_this_one(tmp_path: Pa
     finish(cell)
     (other,) = compare.make_cells(Recipe.read(None, {**SAMPLE, "train.lr": 0.5}), {"seed": [0]}, tmp_path)
     with pytest.raises(FinesslError, match="holds a run of another recipe:\n  train.lr: 0.03 there, 0.5 now"):
-        run_cells([other], say=lambda line: None)
+        run_cells([other], log=lambda line: None)
 
 
 def test_a_cell_that_is_killed_is_named_as_such(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_engine_print_gives_a_command_for_each_cell(
 ) -> None:
     cells = grid(tmp_path / "a b", 2)
     finish(cells[0])
-    assert run_cells(cells, engine="print", device="cuda", say=lambda line: None) == {}
+    assert run_cells(cells, engine="print", device="cuda", log=lambda line: None) == {}
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith(f"-m finessl resume '{cells[1].run.path}' --device cuda")
     assert cells[1].run.recipe_file.exists()  # the command needs nothing but the directory

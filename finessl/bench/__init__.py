@@ -1,2 +1,2 @@
-"""Benchmarks as commands: `finessl bench step | augment | data | tuning | scale`. Each prints ratios against a reference
-measured in the same run, so that they mean something on any machine."""
+"""Benchmarks: `finessl bench step | augment | data | predict | quick | tuning | scale`. Each prints ratios to a reference
+that is measured in the same run, so that they are comparable between machines."""

@@ -1,5 +1,5 @@
-"""`finessl bench augment`: milliseconds a view, against torchvision's Pillow transforms in the main process (as the
-released code makes its views)."""
+"""`finessl bench augment`: milliseconds per view, compared with torchvision's Pillow transforms in the main process (as in
+the released code)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 @dataclass(frozen=True)
 class ViewCost:
     view: str
-    ours: float  # milliseconds a view
+    ours: float  # milliseconds per view
     pillow: float
 
     @property
@@ -58,7 +58,7 @@ def bench_augment(
 
 
 def pillow_view(size: int, strong: bool) -> Callable[[Image.Image], torch.Tensor]:
-    """The same kind of view by torchvision's transforms."""
+    """The equivalent view by torchvision's transforms."""
     from torchvision import transforms
 
     return transforms.Compose(

@@ -1,7 +1,7 @@
-"""`finessl bench data`: images per second from files to views, against plain Pillow in the main process.
+"""`finessl bench data`: images per second from files to views, compared with Pillow in the main process.
 
-Each part on its own: decoding into the store, fetching batches from it, the views of a training step, and a backbone on
-them, which shows whether predictions wait for the files or for the network.
+Each part separately: decoding into the store, fetching batches from it, the views of a training step, and a backbone, which
+shows whether prediction is limited by the files or by the network.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FETCHES = 10  # batches
 
 @dataclass(frozen=True)
 class Rate:
-    """Images that a part does in a second, and what that is compared with."""
+    """Images per second of a part, and of its reference."""
 
     part: str
     rate: float  # images per second
@@ -63,7 +63,8 @@ def bench_data(
     strong_views: int = 2,
     repeats: int = 3,
 ) -> list[Rate]:
-    """`data`: "synthetic", or any data whose images are files; at most `images` of them, at even distances."""
+    """data: "synthetic", or any data whose images are files.   images: at most this many, evenly spaced.   size: pixels.
+    batch: images per batch.   repeats: rounds; the median counts."""
     if min(images, size, batch, strong_views, repeats) < 1:
         raise FinesslError("bench data: images, size, batch-size, strong-views and repeats should be at least 1.")
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +87,7 @@ def measure(
     if len(good) < 2:
         raise FinesslError("bench data: fewer than two of the images can be decoded.")
 
-    def plain(i: int) -> Image.Image:
+    def pillow_decode(i: int) -> Image.Image:
         with opened(images.content(i)) as file:
             picture = file.convert("RGB")
         return resize(picture, *fitted(picture.height, picture.width, shorter=shorter))
@@ -105,25 +106,25 @@ def measure(
     own = {"size": backbone.image_size, "mean": backbone.mean, "std": backbone.std}
     parts: dict[str, tuple[int, Callable[[], object]]] = {
         "decode": (len(images), build),
-        "plain decode": (len(good), partial(each, plain, good.tolist())),
+        "Pillow decode": (len(good), partial(each, pillow_decode, good.tolist())),
         "memory": (batches.size, partial(each, store.fetch, batches)),
         "map": (batches.size, partial(each, mapped.fetch, batches)),
         "views": (batch * (2 + strong_views), lambda: loader.load(next(steps))),
-        "plain weak": (len(pictures), partial(each, weak, pictures)),
-        "plain strong": (len(pictures), partial(each, strong, pictures)),
+        "Pillow weak": (len(pictures), partial(each, weak, pictures)),
+        "Pillow strong": (len(pictures), partial(each, strong, pictures)),
         "encode": (len(good), lambda: encode(encoder, store, device=device, indices=good, **own)),  # type: ignore[arg-type]
     }
-    rounds = [  # in turns, so that a machine that slows down does so for all; the first round warms up
+    rounds = [  # all parts in every round, so that a slow phase of the machine affects all; the first round warms up
         [milliseconds(part, device, repeats=1, warmup=0) / number for number, part in parts.values()]
         for _ in range(repeats + 1)
     ][1:]
     rate = {name: 1e3 / median(times) for name, times in zip(parts, zip(*rounds, strict=True), strict=True)}
-    plain_views = (2 + strong_views) / (2 / rate["plain weak"] + strong_views / rate["plain strong"])
+    pillow_views = (2 + strong_views) / (2 / rate["Pillow weak"] + strong_views / rate["Pillow strong"])
     return [
-        Rate("decode", rate["decode"], "Pillow in a loop", rate["plain decode"]),
+        Rate("decode", rate["decode"], "Pillow in a loop", rate["Pillow decode"]),
         Rate("fetch from memory", rate["memory"]),
         Rate("fetch from the map", rate["map"], "from memory", rate["memory"]),
-        Rate("views of a step", rate["views"], "Pillow's transforms", plain_views),
+        Rate("views of a step", rate["views"], "Pillow's transforms", pillow_views),
         Rate("embedded backbone", rate["encode"], "decode", rate["decode"]),
     ]
 

@@ -1,5 +1,5 @@
-"""`finessl bench predict`: images per second of a trained classifier. The encoder alone against the chip's matrix rate,
-and a folder of JPEGs against its limit, the encoder or decoding alone."""
+"""`finessl bench predict`: images per second of a trained classifier. The encoder is compared with the rate of matrix
+products, a folder of JPEGs with the slower of encoder and decoding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from finessl.training.experiment import prepare
 def bench_predict(
     recipe: Recipe, device: torch.device, *, batch: int, images: int, repeats: int, compile: bool | None = None
 ) -> list[Rate]:
-    """`images`: JPEGs in the folder (0: none); `compile` None: on a GPU."""
+    """batch: images per batch.   images: JPEGs in the folder (0: no folder).   compile: None: on a GPU."""
     experiment = prepare(recipe, None, device, dataset=synthetic(100, 32))
     network = experiment.network.eval()
     description = {
@@ -40,14 +40,14 @@ def bench_predict(
         "std": list(experiment.std),
     }
     classifier = Classifier(network, description, device, recipe.train.precision)
-    dtype = DTYPES[classifier.precision]  # bf16 for fp8: the rate that both are measured against
+    dtype = DTYPES[classifier.precision]  # fp8 is compared with bf16's rate
     products = str(dtype).removeprefix("torch.")
     limit = matmul_rate(device, dtype) / encoder_flops(experiment.backbone.encoder)  # images/s
     rows = []
 
     def encoder(part: str) -> None:
         rate = encoder_rate(network.encoder, classifier.precision, experiment.image_size, batch, device, repeats)
-        known = math.isfinite(limit)  # the products are counted for transformers only
+        known = math.isfinite(limit)  # products are counted for transformers only
         rows.append(Rate(part, rate, f"{products} matrix products alone", limit) if known else Rate(part, rate))
 
     encoder("encoder")
@@ -61,7 +61,7 @@ def bench_predict(
 
 @torch.no_grad()
 def encoder_rate(encoder: Encoder, precision: str, size: int, batch: int, device: torch.device, repeats: int) -> float:
-    """Images/s, several batches launched before they are waited for, as evaluation does."""
+    """Images/s; several batches are launched before a synchronisation, as in evaluation."""
     pixels = torch.randn(batch, 3, size, size, device=device, dtype=DTYPES[precision])
     at_once = 8 if device.type == "cuda" else 1
 
@@ -74,8 +74,8 @@ def encoder_rate(encoder: Encoder, precision: str, size: int, batch: int, device
 
 
 def folder_rates(classifier: Classifier, images: int, repeats: int, encoding: float) -> list[Rate]:
-    """A folder of JPEGs of 500×375: decoding alone, and from file to prediction against the slower of decoding and
-    `encoding` (images/s of the encoder), which limits it."""
+    """Rates for a folder of 500×375 JPEGs: decoding only, and from file to prediction, compared with the slower of decoding and
+    `encoding` (images/s of the encoder)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_set(folder / "images", write_originals(folder / "originals", 64), images)

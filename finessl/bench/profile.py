@@ -1,4 +1,4 @@
-"""`finessl bench step --profile`: the kernels of a step by kind, and of the next step's views beside it."""
+"""`finessl bench step --profile`: time of a step's kernels by kind, and of the kernels of the next step's views."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from finessl.bench.timing import synchronize
 
-# The first that is found in a kernel's name (on the CPU: an operator's) is its kind.
+# The first pattern that matches the name of a kernel (on the CPU: of an operator) is its kind.
 KINDS = (
     ("attention", r"sdpa|flash|fmha|scaled_dot_product|cudnn::fusion"),
     ("matrix products", r"nvjet|gemm|cutlass|addmm|::b?mm\b|mkldnn_linear|::linear"),
@@ -29,7 +29,7 @@ def kind_of(name: str) -> str:
 
 
 def by_kind(work: Callable[[], Any], device: torch.device, *, steps: int) -> dict[str, float]:
-    """Milliseconds a step of each kind of kernel in `work`, which does `steps` of them; the slowest kind first."""
+    """Milliseconds per step of each kind of kernel, the slowest first.   work: computes `steps` steps."""
     gpu = device.type == "cuda"
     activity = torch.profiler.ProfilerActivity.CUDA if gpu else torch.profiler.ProfilerActivity.CPU
     synchronize(device)

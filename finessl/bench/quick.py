@@ -1,7 +1,7 @@
-"""How good are frozen features, and how much do chosen labels bring? `finessl bench quick DATA`
+"""`finessl bench quick DATA`: accuracy of solvers on frozen features, and of labels that a strategy selects.
 
-For data whose labels are all known, with a test set. Every number is an accuracy on the test images, which nothing is
-chosen on: by solver and labels per class, and with the labels that a strategy selects (without knowing any class).
+For data with all labels and a test set. Every number is an accuracy on the test images, which are used for nothing else: by
+solver and labels per class, and with the labels that a strategy selects (without knowing any class).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Row:
     """Accuracies over seeds."""
 
     what: str
-    labels: float  # per class, in the mean
+    labels: float  # mean per class
     accuracy: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     held_out: list[float] = field(default_factory=list)
-    classes: list[int] = field(default_factory=list)  # with a label, of those of a selection
+    classes: list[int] = field(default_factory=list)  # classes with a selected label
 
 
 def measure(

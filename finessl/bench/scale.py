@@ -1,12 +1,11 @@
-"""`finessl bench scale`: does an image cost the same in a set of 10⁴ and of 10⁶?
+"""`finessl bench scale`: cost per image in sets of 10⁴ to 10⁶ images.
 
-One set for each size is written (hard links to a few JPEGs, 1,000 to a class folder) and measured in rounds, all sizes
-in each round, so that a machine that slows down does so for all. A measurement is a process of its own: it opens the
-set with an empty cache, as often as fits in a few seconds, and decodes a random sample into a memory-mapped store. The
-first round warms up and is not counted. A round's figure is a mean, the result the median of the rounds: the minimum
-would favour small sets, whose short passes find the machine undisturbed more often. Beside the clock's figures stand
-those of the processor's time, which other programs on the machine hardly change; with the files in the system's cache,
-as here, there is nothing else to wait for.
+One set per size is written (hard links to a few JPEGs, 1,000 per class folder) and measured in rounds. Every round measures
+all sizes, so that a slow phase of the machine affects all. A measurement is a separate process: it opens the set with an
+empty cache, repeatedly for a few seconds, and decodes a random sample into a memory-mapped store. The first round warms up
+and is not counted. A round gives means, the result is the median of the rounds: the minimum would favour small sets, whose
+short passes are disturbed less often. Processor time is measured besides wall time, because other programs hardly change it;
+the files are in the system's cache, so there is nothing else to wait for.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from finessl.bench.timing import process_peak
 from finessl.errors import FinesslError
 from finessl.runtime.callbacks import Progress
 
-CLASS, LABELED, SIDE = 1000, 10, (500, 375)
-ORIGINALS, LINKS = 64, 50_000  # different JPEGs at least; a file system allows some 65,000 links to one file
-FETCH, FETCHES = 128, 20  # images of a batch, batches
+CLASS, LABELED, SIDE = 1000, 10, (500, 375)  # images per class folder, labels per class, pixels
+MIN_ORIGINALS, MAX_LINKS = 64, 50_000  # different JPEGs; links to one (file systems allow about 65,000)
+FETCH, FETCHES = 128, 20  # images per batch, batches
 LOADED = ["finessl.data.sources.folder", "finessl.data.splits", "finessl.data.pixel_store"]
 
 
 @dataclass(frozen=True)
 class SizeCost:
-    """What a set of so many images costs."""
+    """Cost of a set of `images` images."""
 
     images: int
     index: float  # seconds to open it with an empty cache
     reopen: float  # seconds to open it again
-    image: float  # microseconds of indexing an image
-    image_cpu: float  # the same in processor time
-    memory: float  # MB beyond the imports, with a split and an epoch's order
-    decode: float  # milliseconds of decoding an image into the store, by all threads together
-    decode_cpu: float  # the same in processor time of all threads
-    fetch: float  # milliseconds for a batch of 128 from the map
+    image: float  # microseconds of indexing, per image
+    image_cpu: float  # in processor time
+    memory: float  # MB beyond the imports, with a split and the order of an epoch
+    decode: float  # milliseconds of decoding into the store, per image, all threads together
+    decode_cpu: float  # in processor time of all threads
+    fetch: float  # milliseconds for a batch of 128 from the memory map
 
 
 def bench_scale(
@@ -58,7 +57,8 @@ def bench_scale(
     folder: Path | None = None,
     progress: Progress = lambda label, done, total: None,
 ) -> list[SizeCost]:
-    """One row a size. `sample`: images decoded in each of `repeats` rounds; `seconds`: of indexing at least."""
+    """One row per size.   sizes: images.   sample: images decoded per round.   repeats: rounds.   seconds: least time of
+    indexing per measurement.   folder: where the sets are written; None: the temporary folder."""
     if not sizes or min(sizes) < 2 * LABELED or min(sample, repeats) < 1:
         raise FinesslError(
             f"scale: sizes {', '.join(map(str, sizes))} should be at least {2 * LABELED} images, sample = {sample} and "
@@ -68,7 +68,7 @@ def bench_scale(
     context.set_forkserver_preload(LOADED)
     rounds: list[list[SizeCost]] = [[] for _ in sizes]
     with tempfile.TemporaryDirectory(dir=folder) as root:
-        originals = write_originals(Path(root) / "originals", max(ORIGINALS, sum(sizes) // LINKS))
+        originals = write_originals(Path(root) / "originals", max(MIN_ORIGINALS, sum(sizes) // MAX_LINKS))
         sets = [Path(root) / f"{number}-{size}" for number, size in enumerate(sizes)]
         for number, (path, size) in enumerate(zip(sets, sizes, strict=True)):
             progress("writing the sets", number, len(sizes))
@@ -88,7 +88,7 @@ def middle(measured: Sequence[SizeCost]) -> SizeCost:
 
 
 def ratios(rows: Sequence[SizeCost]) -> dict[str, float]:
-    """Largest over smallest of what should not depend on the size: 1 is flat."""
+    """Largest over smallest value of costs that should not depend on the size; 1 is ideal."""
     return {
         name: max(getattr(row, name) for row in rows) / min(getattr(row, name) for row in rows)
         for name in ("image", "image_cpu", "decode", "decode_cpu")
@@ -96,7 +96,7 @@ def ratios(rows: Sequence[SizeCost]) -> dict[str, float]:
 
 
 def write_originals(folder: Path, count: int) -> list[Path]:
-    """JPEGs with as much detail as photos have."""
+    """JPEGs with about as much detail as photos."""
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True)
     paths = [folder / f"{number}.jpg" for number in range(count)]
@@ -107,7 +107,7 @@ def write_originals(folder: Path, count: int) -> list[Path]:
 
 
 def write_set(root: Path, originals: Sequence[Path], count: int) -> None:
-    """`count` images in two class folders at least; those left over join the last."""
+    """`count` images in at least two class folders; the remainder goes to the last."""
     share = min(CLASS, count // 2)
     folders = [root / f"n{number:08d}" for number in range(count // share)]
     for folder in folders:
@@ -118,7 +118,7 @@ def write_set(root: Path, originals: Sequence[Path], count: int) -> None:
 
 
 def measure(root: Path, sample: int, seconds: float, seed: int) -> SizeCost:
-    """In a process of its own, so that its memory and its caches are its own."""
+    """One measurement. Runs in a separate process, so that memory and caches start empty."""
     from finessl.data.pixel_store import PixelStore
     from finessl.data.sources import open_dataset
     from finessl.data.splits import make_split
@@ -157,7 +157,7 @@ def measure(root: Path, sample: int, seconds: float, seed: int) -> SizeCost:
 
 
 def timed(function: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock, and of the processor."""
+    """Wall time and processor time of a call, seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     function()
     return time.perf_counter() - wall, time.process_time() - cpu

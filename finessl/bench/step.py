@@ -1,5 +1,5 @@
-"""`finessl bench step`: where the time of a training step goes, what the step costs in all, and how far it is from the
-chip's own limit. Random pixels and random weights: speed does not depend on them."""
+"""`finessl bench step`: time of a training step, of its parts, and compared with the rate of matrix products. Pixels and
+weights are random: speed does not depend on them."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ PARTS = ("data", "weak forward", "forward", "method", "diagnostics", "backward",
 
 @dataclass
 class StepBench:
-    parts: dict[str, float]  # milliseconds, each part waited for
-    step: float  # milliseconds a step in the pipelined loop
-    images: int  # image passes a step
+    parts: dict[str, float]  # milliseconds, with a synchronisation after each part
+    step: float  # milliseconds per step in the pipelined loop
+    images: int  # forward passes of images per step
     flops: float  # of the encoder's matrix products, forward and backward
-    rate: float  # FLOP/s of a large matrix product here
+    rate: float  # FLOP/s of a large matrix product on this device
     memory: int  # peak bytes
     compile_seconds: float
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def floor(self) -> float:
-        """Milliseconds the encoder's arithmetic would take at the matrix product's rate."""
+        """Milliseconds of the encoder's arithmetic at the rate of a large matrix product."""
         return 1000 * self.flops / self.rate
 
     def as_dict(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def bench_step(
 def time_parts(
     experiment: Experiment, training: TrainingStep, diagnostics: Diagnostics, repeats: int
 ) -> dict[str, float]:
-    """Each part on its own, waiting for the device after it (so their sum is more than a pipelined step)."""
+    """Milliseconds of each part, with a synchronisation after it (so their sum exceeds a pipelined step)."""
     loader = experiment.loader(Processes(), DTYPES[training.precision])
     device, method = experiment.device, experiment.method
     seen: list[Any] = []  # what the method was given, and its answer
@@ -179,14 +179,14 @@ def time_parts(
 
 
 def backward_passes(experiment: Experiment) -> int:
-    """The backward's arithmetic in forwards: gradients of activations, and of the weights too where these train."""
+    """Arithmetic of the backward pass in forward passes: gradients of activations (1), and of trained weights (2)."""
     trained = sum(p.numel() for p in experiment.backbone.encoder.parameters() if p.requires_grad)
     return 0 if trained == 0 else 1 if trained < experiment.network.count()[1] / 2 else 2
 
 
 def encoder_flops(encoder: Encoder) -> float:
-    """FLOPs of one image's forward through a transformer: matrix products only, prompts as prefixes, a class-token-only
-    last block."""
+    """FLOPs of a transformer's forward pass per image: matrix products only, with prompts as prefixes and a last block for the
+    class token only."""
     if not isinstance(encoder, ViTEncoder):
         return float("nan")
     model = encoder.model

@@ -1,4 +1,4 @@
-"""Clocks: the median of repeated calls, with the device's work included."""
+"""Timing of calls, including the device's work; peak memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def milliseconds(function: Callable[[], Any], device: torch.device, *, repeats: int = 10, warmup: int = 2) -> float:
-    """Median time of one call, waiting for the device each time."""
+    """Median time of a call, with a synchronisation after each."""
     for _ in range(warmup):
         function()
     times = []
@@ -31,19 +31,19 @@ def milliseconds(function: Callable[[], Any], device: torch.device, *, repeats: 
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a large matrix product here: the ceiling that a step is measured against."""
+    """FLOP/s of a large matrix product on `device`, the reference of a step."""
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     return 2 * size**3 / (milliseconds(lambda: a @ b, device, repeats=8, warmup=3) / 1000)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that torch held on a GPU since `reset_memory`; the process's peak on the CPU."""
+    """Peak bytes: of torch on a GPU since `reset_memory`; of the process on the CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else process_peak()
 
 
 def process_peak() -> int:
-    """Bytes that this process held at most; 0 on Windows, which does not say."""
+    """Peak bytes of this process; 0 on Windows, where it is not available."""
     try:
         import resource
     except ImportError:

@@ -1,8 +1,8 @@
-"""`finessl bench tuning`: what each tuning strategy costs: step time, memory, parameters, side by side."""
+"""`finessl bench tuning`: step time, memory and parameters of each tuning strategy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from finessl.bench.step import bench_step
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe
+from finessl.runtime.callbacks import Log
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,15 @@ def bench_tunings(
     repeats: int,
     source_size: int = 32,
     compile: bool | None = None,
-    say: Callable[[str], None] = print,
+    log: Log = print,
 ) -> Iterator[TuningCost]:
-    """One row a strategy, as soon as it is measured; those that do not fit the backbone are named and left out."""
+    """One row per strategy, as soon as it is measured. Strategies that do not fit the backbone are logged and left out."""
     for name in names:
         one = Recipe.from_tree({**recipe.tree(), "tuning": {"name": name}})
         try:
             result = bench_step(one, device, repeats=repeats, source_size=source_size, compile=compile)
         except FinesslError as error:
-            say(f"{name}: left out: {error}")
+            log(f"{name}: left out: {error}")
             continue
         yield TuningCost(name, result.details["trained_parameters"], result.step, result.memory)
         torch._dynamo.reset()

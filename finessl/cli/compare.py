@@ -70,7 +70,7 @@ def compare(
         axes[name] = [parse_setting(f"{name}={value}")[1] for value in grid.axis_values(values, None, name)]
     if not axes:
         raise FinesslError("nothing to compare: give --methods, --tunings, --backbones or --axis.")
-    names = [grid.short(axis) for axis in axes]
+    names = [grid.axis_label(axis) for axis in axes]
     axes["seed"] = axes.get("seed", list(range(seeds)))
     data = data.rstrip("/") or data  # photos/ and photos are one grid
     settings = dict(map(parse_setting, set_ or []))
@@ -86,7 +86,7 @@ def compare(
     if tunings == "all":
         cells = grid.without_misfits(cells, note)
     failed = run_cells(
-        cells, engine=engine, jobs=jobs, device=device, retries=retries, address=address, cpus=cpus, gpus=gpus, say=note
+        cells, engine=engine, jobs=jobs, device=device, retries=retries, address=address, cpus=cpus, gpus=gpus, log=note
     )
     if engine == "print":
         return

@@ -82,7 +82,7 @@ def paper(
         elif not show_only:
             failed = run_cells(
                 grid.cells, engine=engine, jobs=jobs, device=device, retries=retries,
-                address=address, cpus=cpus, gpus=gpus, say=note,
+                address=address, cpus=cpus, gpus=gpus, log=note,
             )  # fmt: skip
         if engine != "print":
             show(reports.tabulate(grid), format_)

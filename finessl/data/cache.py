@@ -1,8 +1,7 @@
-"""What finessl keeps to be faster next time: decoded images, features, and lists of the images in large folders and shards.
+"""The cache on disk: decoded images, features, and indexes of large folders and shards. All of it can be rebuilt.
 
-Everything here can be made again. It is kept in `cache_folder()`: $FINESSL_CACHE, or the user's cache folder. Decoded
-images are written only where they do not fit into memory; beyond a limit ($FINESSL_CACHE_GB, by default 100 GB) those
-that were not used for the longest time are removed.
+The folder is `cache_folder()`: $FINESSL_CACHE, or the user's cache folder. Decoded images are written only if they do not fit
+into memory. Beyond a limit ($FINESSL_CACHE_GB, default 100 GB) the least recently used ones are removed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from finessl.errors import FinesslError
 from finessl.runtime.files import read_json
 
 LIMIT_GB = 100.0
-NAME = re.compile(r"[0-9a-f]{24}(\.part|\.npz)?")  # what finessl itself has put there
+NAME = re.compile(r"[0-9a-f]{24}(\.part|\.npz)?")  # of entries that finessl wrote
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,12 @@ class Entry:
 
 
 def pixel_folder(cache_dir: Path | None = None) -> Path:
-    """Where decoded images are kept."""
+    """Folder of decoded images."""
     return Path(cache_dir) if cache_dir is not None else cache_folder() / "pixels"
 
 
 def limit_bytes() -> int:
-    """How much decoded images may take."""
+    """Largest size of all decoded images."""
     text = os.environ.get("FINESSL_CACHE_GB", "") or str(LIMIT_GB)
     try:
         limit = float(text)
@@ -53,7 +52,7 @@ def limit_bytes() -> int:
 
 
 def entries(cache_dir: Path | None = None) -> list[Entry]:
-    """All that is kept, the last used first.   cache_dir: look for decoded images there."""
+    """All entries, the most recently used first.   cache_dir: folder of decoded images."""
     found = list(stores(pixel_folder(cache_dir)))
     for kind, what in (("index", "list of the images in a folder"), ("shards", "list of the images in shards")):
         for path in children(cache_folder() / kind):
@@ -64,11 +63,11 @@ def entries(cache_dir: Path | None = None) -> list[Entry]:
 
 
 def encoder_of(path: Path) -> str:
-    return noted(path / "encoder.json", "backbone") or "of an unknown backbone"
+    return read_entry(path / "encoder.json", "backbone") or "of an unknown backbone"
 
 
-def noted(path: Path, name: str) -> str | None:
-    """What a file of the cache says; None where it is missing or damaged."""
+def read_entry(path: Path, name: str) -> str | None:
+    """The value `name` of a JSON file of the cache; None if it is missing or damaged."""
     try:
         return str(read_json(path, dict[str, Any])[name])
     except (FinesslError, KeyError):
@@ -81,7 +80,7 @@ def stores(folder: Path) -> Iterator[Entry]:
         if not (path / "offsets.npy").is_file():
             continue
         manifest = path / "store.json"
-        what = noted(manifest, "about") or ("not finished" if path.suffix else "of another version of finessl")
+        what = read_entry(manifest, "about") or ("not finished" if path.suffix else "of another version of finessl")
         yield Entry(path, f"decoded images: {what}", size_of(path), modified(manifest if manifest.is_file() else path))
 
 
@@ -105,9 +104,9 @@ def modified(path: Path) -> float:
 
 
 def make_room(folder: Path, needed: int, keep: Path) -> None:
-    """Remove the decoded images that were not used for the longest time until `needed` bytes more are within the limit.
+    """Remove the least recently used decoded images until `needed` more bytes fit within the limit.
 
-    What another process is building stays; what another process reads stays readable for it.
+    Entries that another process builds are kept; a process that reads a removed entry can read on.
     """
     others = sorted((entry for entry in stores(folder) if entry.path.stem != keep.name), key=lambda entry: entry.used)
     excess = sum(entry.size for entry in others) + needed - limit_bytes()
@@ -117,7 +116,7 @@ def make_room(folder: Path, needed: int, keep: Path) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Remove an entry with its lock; False for one that is being built now."""
+    """Remove an entry and its lock; False if another process is building it."""
     lock = FileLock(path.with_suffix(".lock"))
     try:
         with lock.acquire(timeout=0):
@@ -133,7 +132,7 @@ def clear(cache_dir: Path | None = None) -> tuple[list[Entry], list[Entry]]:
     found = entries(cache_dir)
     removed = [entry for entry in found if remove(entry.path)]
     for folder in {pixel_folder(cache_dir), *(entry.path.parent for entry in found)}:
-        for lock in folder.glob("*.lock"):  # of builds that never began
+        for lock in folder.glob("*.lock"):  # locks without an entry
             if NAME.fullmatch(lock.stem) and not children_of(lock):
                 remove(lock.with_suffix(""))
     return removed, [entry for entry in found if entry not in removed]

@@ -1,4 +1,4 @@
-"""A data set: which images exist, which classes there are, what is known of each image."""
+"""A data set: its images, classes and labels."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass
 class Dataset:
+    """Training images with labels and, if there are any, test images. Pixels are read later (pixel_store.py)."""
+
     name: str
     classes: list[str]
     train: Images
-    train_labels: np.ndarray  # int64 [N], −1: nobody knows
+    train_labels: np.ndarray  # int64 [N], −1: unknown
     test: Images | None = None
     test_labels: np.ndarray | None = None
-    given: np.ndarray | None = None  # bool [N]: labels that the user gave as labels; None: all are known, a split hides
-    statistics: Statistics | None = None  # where published
-    excluded: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of what is left out
-    notes: list[str] = field(default_factory=list)  # what else a user should know of how the data was read
-    strict: bool = False  # broken images are an error, not left out
-    broken: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # positions in train that no split uses
+    given: np.ndarray | None = None  # bool [N]: labels that the user gave; None: all are known, and a split hides some
+    statistics: Statistics | None = None  # published ones
+    excluded: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of images that are left out
+    notes: list[str] = field(default_factory=list)  # remarks for the user on how the data was read
+    strict: bool = False  # unreadable images are an error
+    broken: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # positions in train of unreadable images
     broken_test: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
-        """Refuses what no training could use."""
+        """Refuse data that cannot be trained on."""
         self.name = readable(self.name)
         if len(self.train) == 0:
             raise FinesslError(f"{self.name} holds no training images.")
@@ -63,7 +65,8 @@ class Dataset:
             raise FinesslError(f"{self.name}: {len(self.test_labels)} labels for {len(self.test)} test images.")
 
     def exclude(self, part: str, failures: Sequence[tuple[int, str]]) -> None:
-        """Leave out images of "train" or "test" that could not be decoded; an error if the data set is strict."""
+        """Leave out unreadable images; an error if the data set is strict.   part: "train" or "test".
+        failures: (position, reason)."""
         images = self.train if part == "train" else self.test
         if not failures or images is None:
             return
@@ -79,15 +82,15 @@ class Dataset:
         self.excluded += [item for item in named if item not in known]
 
     def class_counts(self) -> np.ndarray:
-        """Training images of each class whose label is known."""
+        """[C]: training images with a known label per class."""
         return np.bincount(self.train_labels[self.train_labels >= 0], minlength=len(self.classes))
 
     def fingerprint(self) -> str:
-        """Of what the data is, wherever it is kept: one digest for each of PARTS."""
+        """Identity of the data, independent of its location: one digest for each of PARTS."""
         return ":".join([VERSION, *self._digests()])
 
     def changes(self, fingerprint: str, *, test: bool = True) -> list[str]:
-        """In words, what differs from the data that had this fingerprint; `test`: also of the test images."""
+        """In words, what differs from the data that had this fingerprint.   test: compare the test images too."""
         version, *then = fingerprint.split(":")
         if version != VERSION or len(then) != len(PARTS):
             return [] if fingerprint == self._first_fingerprint() else ["the images, their order or their labels"]
@@ -112,7 +115,7 @@ class Dataset:
         ]
 
     def _first_fingerprint(self) -> str:
-        """As runs of version 0.1 recorded it: training images by name and size alone."""
+        """The fingerprint of version 0.1: names and sizes of training images only."""
         digest = hashlib.blake2b(self.train.fingerprint().encode(), digest_size=16)
         digest.update("\0".join(self.classes).encode("utf-8", "surrogateescape"))
         digest.update(np.ascontiguousarray(self.train_labels, np.int64).data)
@@ -122,7 +125,7 @@ class Dataset:
 
 
 def is_text(name: str) -> bool:
-    """False for names whose bytes on the disk are not UTF-8 (Python keeps these as lone surrogates)."""
+    """Whether a name is valid UTF-8 (Python keeps other bytes of file names as lone surrogates)."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -131,13 +134,13 @@ def is_text(name: str) -> bool:
 
 
 def readable(name: str) -> str:
-    r"""The name with what is not UTF-8 written as \xff."""
+    r"""The name, with bytes that are not UTF-8 written as \xff."""
     escaped = re.sub("[\udc80-\udcff]", lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", name)
     return escaped.encode("utf-8", "backslashreplace").decode()
 
 
 def warnings_note(warned: Iterable[str]) -> str:
-    """On the images of which Pillow warned (`images.pillow_warnings`)."""
+    """A remark about images that Pillow warned of (`images.pillow_warnings`)."""
     names = sorted(warned)
     return (
         f"{count_of(len(names), 'image')} can be read with a warning, often of damaged metadata, so that a photo may not be "
@@ -146,7 +149,7 @@ def warnings_note(warned: Iterable[str]) -> str:
 
 
 def left_out(excluded: Sequence[tuple[str, str]], reasons: int = 5) -> list[str]:
-    """ "3 files are left out: reason (a.jpg, b.jpg, c.jpg)", one line for each reason, the most frequent first."""
+    """ "3 files are left out: reason (a.jpg, b.jpg, c.jpg)", one line per reason, the most frequent first."""
     groups: dict[str, list[str]] = {}
     for key, reason in excluded:
         groups.setdefault(reason, []).append(key)
@@ -161,7 +164,7 @@ def left_out(excluded: Sequence[tuple[str, str]], reasons: int = 5) -> list[str]
 
 
 def short_digest(*values: str | bool | np.ndarray) -> str:
-    """Short: it tells data apart and protects from no attack."""
+    """A short digest, to tell data sets apart. It is no protection against an attack."""
     state = hashlib.blake2b(digest_size=8)
     for value in values:
         array = isinstance(value, np.ndarray)
@@ -180,18 +183,18 @@ def broken_files(named: Sequence[tuple[str, str]], first: int = 5) -> str:
 
 
 def count_of(count: int, noun: str, nouns: str = "") -> str:
-    """ "1 image", "2,000 images"; `nouns` is the plural where it is not the singular and an s."""
+    """ "1 image", "2,000 images".   nouns: an irregular plural."""
     return f"1 {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
 
 
 def some(names: Sequence[str], first: int = 5) -> str:
-    """The first few of many names."""
+    """ "a, b, c and 5 more": the first names of a list."""
     more = f" and {len(names) - first:,} more" if len(names) > first else ""
     return ", ".join(str(name) for name in names[:first]) + more
 
 
 def label_ids(names: Sequence[str], classes: Sequence[str], where: str | Path) -> np.ndarray:
-    """int64 ids of class names ("" is −1, unlabeled); an error names those that `classes` does not have."""
+    """int64 ids of class names ("": unlabeled, −1). An error names unknown ones.   where: the source, for the message."""
     ids = {name: i for i, name in enumerate(classes)} | {"": -1}
     unknown = sorted({name for name in names if name not in ids})
     if unknown:

@@ -1,4 +1,4 @@
-"""Downloads that survive interruptions: resumed where they stopped, checked against a checksum, unpacked safely."""
+"""Downloads: resumed after an interruption, verified by checksum, unpacked safely."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pathlib import Path
 from finessl.errors import FinesslError
 from finessl.runtime.callbacks import Count
 
-CHUNK = 1 << 20
-ATTEMPTS, PAUSE = 5, 2.0  # seconds before the second attempt; doubled after each
+CHUNK = 1 << 20  # bytes
+ATTEMPTS, PAUSE = 5, 2.0  # seconds before the second attempt; doubled for each further one
 
 
 @dataclass(frozen=True)
 class Archive:
     url: str
-    md5: str  # as the makers publish it: it finds damage, not malice; the readers trust no file
+    md5: str  # as published; it finds damage, not malice: readers trust no file
     creates: str  # the folder that it unpacks to
 
 
 def obtain(archive: Archive, root: Path, progress: Count | None = None) -> Path:
-    """root/<folder> of the archive: downloaded and unpacked unless it is there."""
+    """The archive's folder in `root`, downloaded and unpacked if it is missing."""
     target = root / archive.creates
     if not target.is_dir():
         file = root / archive.url.rpartition("/")[2]
@@ -39,7 +39,7 @@ def obtain(archive: Archive, root: Path, progress: Count | None = None) -> Path:
 
 
 def fetch(url: str, target: Path, *, md5: str, progress: Count | None = None) -> None:
-    """The file at `url`, as `target`: it appears there only when it is complete and has the right checksum."""
+    """Download `url` to `target`, which appears only when it is complete and has the right checksum."""
     if target.is_file() and checksum(target) == md5:
         return
     part = target.with_name(target.name + ".part")
@@ -71,7 +71,7 @@ class Interrupted(Exception):
 
 
 def receive(url: str, part: Path, progress: Count | None) -> None:
-    """Appends to `part` what is still missing of the file."""
+    """Append the missing bytes of the file to `part`."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(
         url, headers={"User-Agent": "finessl", **({"Range": f"bytes={have}-"} if have else {})}
@@ -79,13 +79,13 @@ def receive(url: str, part: Path, progress: Count | None) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # nothing lies beyond what is here: it is complete, or not of this file
+        if error.code == 416 and have:  # no bytes after those in `part`: it is complete, or of another file
             return
         if error.code >= 500 or error.code == 429:
             raise Interrupted(f"the server answers {error.code}") from error
         raise
     with response, open(part, "ab" if response.status == 206 else "wb") as file:
-        done = have if response.status == 206 else 0  # a server that knows no ranges sends all of it again
+        done = have if response.status == 206 else 0  # a server without ranges sends the whole file again
         length = response.headers.get("Content-Length")
         total = done + int(length) if length else None
         while data := response.read(CHUNK):
@@ -103,7 +103,7 @@ def checksum(path: Path) -> str:
 
 
 def unpack(archive: Path, root: Path, creates: str) -> None:
-    """root/`creates` from a tar file. It is unpacked beside and renamed, so the folder is whole or not there."""
+    """Unpack a tar file to root/`creates`. A temporary folder is renamed at the end: the folder is whole or absent."""
     draft = root / f".{creates}.part"
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -122,9 +122,9 @@ def unpack(archive: Path, root: Path, creates: str) -> None:
 
 
 def write_member(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """A file or folder of the archive. Data sets hold nothing else, and links or devices could lead outside.
+    """Write a file or folder of the archive. Links and devices are refused: they could lead outside the folder.
 
-    By hand, because tarfile's own safe way is missing from Python 3.11 before its fourth release, which Debian has.
+    tarfile's filter="data" does the same, but is missing in Python before 3.11.4 (Debian 12 has 3.11.2).
     """
     target = (folder / member.name.lstrip("/")).resolve()
     if not target.is_relative_to(folder.resolve()):

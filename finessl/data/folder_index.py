@@ -1,4 +1,4 @@
-"""What a folder holds, in one pass: image paths, sizes and folders, cached for large sets and reopened in under 2 s."""
+"""The images of a folder, found in one pass: paths, sizes, folders. The index of a large folder is cached."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 from finessl.runtime.callbacks import Count
 
-CACHE_FROM = 20_000  # smaller folders are read again each time: that is fast, and sees files that changed in place
+MIN_CACHED = 20_000  # images; smaller folders are read every time, which is fast and sees files that changed in place
 VERSION = 2
-RUN_MARK = "recipe.toml"  # what makes a folder a run directory
+RUN_MARK = "recipe.toml"  # the file that makes a folder a run directory
 JUNK = {"__MACOSX", "@eaDir", "lost+found", "__pycache__", "$RECYCLE.BIN", "System Volume Information"}
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
-    """Sorts "img2" before "img10"."""
+    """Sort key: "img2" before "img10"."""
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: $FINESSL_CACHE, or the user's cache folder."""
+    """The cache: $FINESSL_CACHE, or finessl in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("FINESSL_CACHE") or Path(base) / "finessl")
 
@@ -44,9 +44,9 @@ class FolderIndex:
 
     root: Path
     paths: PathTable
-    times: np.ndarray  # int64, when each folder last changed (ns)
-    ignored: dict[str, int] = field(default_factory=dict)  # other files: extension → how many
-    unread: list[str] = field(default_factory=list)  # those of them that are images, in a format that is not read
+    times: np.ndarray  # int64, last change of each folder (ns)
+    ignored: dict[str, int] = field(default_factory=dict)  # other files: extension → count
+    unread: list[str] = field(default_factory=list)  # images among them, in formats that are not read
 
     @property
     def folders(self) -> list[str]:
@@ -62,16 +62,16 @@ class FolderIndex:
 
     @classmethod
     def open(cls, root: Path, *, cache: Path | None = None, progress: Count | None = None) -> FolderIndex:
-        """From the cache while no folder has changed, else in one pass over the disk.
+        """The index from the cache if no folder has changed, else by one pass over the disk.
 
-        A large set's file that was rewritten under its old name is not noticed: remove the cache after that.
+        A file of a large folder that is rewritten under its old name is not noticed: clear the cache after that.
         """
         root = Path(root).resolve()
         stored = (cache or cache_folder()) / "index" / name_of(root)
         index = cls.load(root, stored)
         if index is None:
             index = cls.scan(root, progress)
-            if len(index.paths) >= CACHE_FROM:
+            if len(index.paths) >= MIN_CACHED:
                 index.store(stored)
         return index
 
@@ -106,7 +106,7 @@ class FolderIndex:
         return cls(root, table, np.array(times, np.int64), dict(ignored), unread)
 
     def store(self, target: Path) -> None:
-        """Atomically: a cache that cannot be written (disk full, no permission) is only a slower next time."""
+        """Write the index to the cache, atomically. Failure (disk full, no permission) is ignored: the next run is slower."""
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(dir=target.parent))
@@ -126,7 +126,7 @@ class FolderIndex:
 
     @classmethod
     def load(cls, root: Path, stored: Path) -> FolderIndex | None:
-        """The cached index, unless some folder has changed since (a file was added, removed or renamed)."""
+        """The cached index; None if a folder has changed since (a file was added, removed or renamed)."""
         try:
             facts = json.loads((stored / "index.json").read_text(encoding="ascii"))
             if facts["version"] != VERSION or facts["extensions"] != sorted(EXTENSIONS):
@@ -144,22 +144,22 @@ class FolderIndex:
 
 
 def name_of(root: Path) -> str:
-    """Of the cached index of a folder."""
+    """Name of a folder's index in the cache."""
     return hashlib.blake2b(os.fsencode(root), digest_size=12).hexdigest()
 
 
 def size_of(entry: os.DirEntry[str]) -> int:
     try:
         return entry.stat().st_size
-    except OSError:  # a link to nowhere: listed here, reported as broken when it is decoded
+    except OSError:  # a broken link: listed here, reported when it is decoded
         return -1
 
 
 def walk(
     root: Path, folder: str, above: tuple[tuple[int, int], ...]
 ) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
-    """(folder, its time, its files) for a folder and all below it; links are followed, but never into a loop. Run
-    directories are no data: `cd photos && finessl train .` puts them among the classes."""
+    """(folder, time of its last change, files) of a folder and its subfolders. Links are followed, but not into a loop. Run
+    directories are skipped: `cd photos && finessl train .` puts them next to the classes."""
     path = root / folder
     try:
         status = os.stat(path)
@@ -178,7 +178,7 @@ def walk(
 
 
 def holds_runs(path: Path) -> bool:
-    """Is this folder a run directory, or one with run directories in it and no image?"""
+    """Whether a folder is a run directory, or holds only run directories."""
     if (path / RUN_MARK).is_file():
         return True
     try:
@@ -189,7 +189,7 @@ def holds_runs(path: Path) -> bool:
                     inner.append(Path(entry.path))
                 elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
                     return False
-    except OSError:  # `walk` says why
+    except OSError:  # `walk` reports it
         return False
     return bool(inner) and all(map(holds_runs, inner))
 
@@ -197,5 +197,5 @@ def holds_runs(path: Path) -> bool:
 def is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that goes in circles
+    except OSError:  # a circular link
         return False

@@ -1,4 +1,4 @@
-"""What images contain, as one short digest: names and file sizes cannot tell an image from one put in its place."""
+"""Digests of image content. Names and file sizes do not notice an image that was replaced."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SAMPLE = 1_000  # images
 
 
 def content_digest(images: Images, sample: int = SAMPLE, always: np.ndarray | None = None) -> str:
-    """Of the content of up to `sample` images, evenly spaced, and of those at the positions `always`.
+    """Digest of the content of up to `sample` images, evenly spaced, and of those at the positions `always`.
 
-    The same wherever the images are kept and whenever they were written. An image counts by an excerpt of its file
-    (`Images.excerpt`), an unreadable one as such. A change to an image outside the sample is not seen.
+    It does not depend on the location of the images or on their times. Of each image an excerpt is read (`Images.excerpt`).
+    A change to an image outside the sample is not noticed.
     """
     chosen = np.linspace(0, len(images) - 1, min(sample, len(images))).astype(np.int64)
     if always is not None:
@@ -34,8 +34,8 @@ def content_digest(images: Images, sample: int = SAMPLE, always: np.ndarray | No
 
 
 def written_digest(images: Images) -> str:
-    """Of the times at which the files were last written, "" where there are none. For caches on this machine: unlike
-    `content_digest` it sees a change to any image, and also that files were copied."""
+    """Digest of the modification times of all files; "" without files. For caches on this machine: unlike `content_digest` it
+    notices a change to any image; it also changes when files are copied."""
     files = getattr(images, "files", None)
     if files is None:
         return ""

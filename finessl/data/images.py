@@ -1,4 +1,4 @@
-"""Image files as arrays: every flavour becomes uint8 RGB, upright, or an ImageError that says why not."""
+"""Image files as arrays: uint8 RGB, upright, from every supported format; or an ImageError with the reason."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from finessl.errors import FinesslError
 
 Source = str | os.PathLike[str] | bytes | BinaryIO
 
-# The formats that are read. Pillow knows more: some start outside programs (EPS starts Ghostscript), others are rare and
-# little tested. JPEG includes MPO; HEIC needs the package pillow-heif.
+# Formats that are read. Pillow's others are refused: some start external programs (EPS starts Ghostscript), others are rare
+# and little tested. JPEG includes MPO; HEIC needs the package pillow-heif.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "AVIF", "HEIF")
 HEIC = frozenset({".heic", ".heif", ".hif"})
 # fmt: off
@@ -32,15 +32,15 @@ EXTENSIONS = frozenset({
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".ppm", ".pgm",
     ".pbm", ".pnm", ".pfm", ".avif",
 }) | (HEIC if importlib.util.find_spec("pillow_heif") else frozenset())
-# Images all the same, which a user should know are passed over.
+# Images in other formats: a message says that they are left out.
 UNREAD = (HEIC - EXTENSIONS) | {
     ".jp2", ".j2k", ".jpx", ".tga", ".ico", ".pcx", ".qoi", ".sgi", ".dds", ".xbm", ".eps", ".svg", ".psd", ".jxl",
     ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2",
 }
 # fmt: on
-LONGEST = 4  # times the shorter side asked for: the longest side that is kept of an image
-PIECE = 1 << 14  # bytes of each of the three pieces that identify a large file
-ORIENTATION = 0x0112  # the EXIF tag, and what undoes each of its values
+LONGEST = 4  # longest side that is kept, in multiples of `shorter`
+PIECE = 1 << 14  # bytes of each of the three excerpts that identify a large file
+ORIENTATION = 0x0112  # EXIF tag; UPRIGHT: value → transposition that undoes it
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -53,18 +53,18 @@ UPRIGHT = {
 
 
 class ImageError(FinesslError):
-    """This image cannot be used; the message is the reason."""
+    """An image cannot be used; the message is the reason."""
 
 
 def decode(source: Source, *, shorter: int | None = None, square: int | None = None) -> np.ndarray:
-    """uint8 [h, w, 3] of an image file, its bytes or an open file, made smaller as `fitted` says."""
+    """uint8 [h, w, 3] of an image file, its bytes or an open file.   shorter, square: as in `fitted`."""
     return np.asarray(load(source, shorter=shorter, square=square))
 
 
 def load(source: Source, *, shorter: int | None = None, square: int | None = None) -> Image.Image:
-    """The same as an RGB Pillow image.
+    """`decode` as an RGB Pillow image.
 
-    A JPEG at least four times larger than asked is first shrunk by its decoder, to no less than twice the size asked:
+    A JPEG at least four times larger than requested is first reduced by its decoder, to at least twice the requested size:
     several times faster, and after the bilinear step the mean difference is below one grey level.
     """
     with opened(source) as image:
@@ -72,30 +72,31 @@ def load(source: Source, *, shorter: int | None = None, square: int | None = Non
 
 
 def shrunk(image: Image.Image, shorter: int | None = None, square: int | None = None) -> Image.Image:
-    """An image that `opened` gives, decoded as `load` says."""
+    """`load` for an image from `opened`."""
     height, width = fitted(image.height, image.width, shorter=shorter, square=square)
     stored = image.size
     draft = image.draft(None, (2 * width, 2 * height)) if shorter or square else None
     image.load()
-    if draft and image.size != stored:  # the decoder rounds the size up; the box is what it really covers
+    if draft and image.size != stored:  # the decoder rounds the size up; the box is the part that the image covers
         image = resize(image, height, width, draft[1])
     image = to_rgb(image)
-    if (image.height < image.width) != (height < width):  # it was turned
+    if (image.height < image.width) != (height < width):  # EXIF rotation swapped the sides
         height, width = width, height
     return resize(image, height, width)
 
 
 def probe(source: Source) -> tuple[int, int]:
-    """(height, width) from the header alone, before any EXIF rotation."""
+    """(height, width) from the header, before EXIF rotation."""
     with opened(source) as image:
         return image.height, image.width
 
 
 def fitted(height: int, width: int, *, shorter: int | None = None, square: int | None = None) -> tuple[int, int]:
-    """The size to keep of an image: shorter side down to `shorter` (as torchvision's Resize), or squashed to a square.
+    """Size of an image in the store: the shorter side reduced to `shorter` (as torchvision's Resize), or the image squashed to
+    `square` × `square`; pixels.
 
-    Nothing is made larger here: small images are cheaper to store as they are and are enlarged on the device. A side of
-    more than LONGEST · `shorter` is squashed to that, since a batch takes the memory of its tallest times its widest.
+    Small images keep their size and are enlarged on the device. A side over LONGEST · `shorter` is squashed to that, because
+    a batch needs the memory of its tallest times its widest image.
     """
     if square:
         return (square, square) if max(height, width) > square else (height, width)
@@ -111,10 +112,10 @@ def fitted(height: int, width: int, *, shorter: int | None = None, square: int |
 def resize(
     image: Image.Image, height: int, width: int, box: tuple[float, float, float, float] | None = None
 ) -> Image.Image:
-    """Bilinear, as Pillow resizes, always across and then down, each pass rounded to bytes (as `ops.resample`).
+    """Pillow's bilinear resize, always horizontally first, each pass rounded to bytes (as `pixel_ops.resample`).
 
-    Pillow 13 and later run the passes of some tall images in the other order, which rounds about a quarter of the pixels
-    by one level differently. Two calls keep the order.   box: the part of the image to resize.
+    Pillow 13 and later start with the vertical pass for some tall images, which changes about a quarter of the pixels by one
+    level. Two calls keep the order.   box: the part of the image to resize.
     """
     if (width, height) == image.size and box is None:
         return image
@@ -126,7 +127,7 @@ def resize(
 
 
 def squash(image: np.ndarray, size: int) -> np.ndarray:
-    """The whole image at size × size, as in evaluation."""
+    """The whole image resized to size × size, as in evaluation."""
     return image if image.shape[:2] == (size, size) else np.asarray(resize(Image.fromarray(image), size, size))
 
 
@@ -135,9 +136,7 @@ def formats() -> tuple[str, ...]:
     """Those of FORMATS that this installation reads."""
     Image.init()
     if HEIC <= EXTENSIONS:
-        with suppress(
-            ImportError
-        ):  # installed, but its library cannot be loaded: HEIC files are then called unreadable
+        with suppress(ImportError):  # the library may fail to load: HEIC files are then unreadable
             import pillow_heif
 
             pillow_heif.register_heif_opener()
@@ -156,9 +155,9 @@ def unread_reason(name: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def opened(source: Source, name: str = "") -> Iterator[Image.Image]:
-    """An image whose header has been read; ImageError for whatever is wrong with it, also within the block.
+    """An image whose header has been read. Every failure, also within the block, is an ImageError.
 
-    Pillow only warns above its limit for decompression bombs; here that is an error.   name: of bytes or an open file.
+    Pillow warns above its limit for decompression bombs; here that is an error.   name: of bytes or an open file.
     """
     file: BinaryIO | None = None
     name = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else name
@@ -193,14 +192,14 @@ _current = threading.local()  # .name: the image that this thread decodes
 
 @contextmanager
 def pillow_warnings() -> Iterator[dict[str, str]]:
-    """Collects Pillow's warnings (of damaged EXIF data, say) by image instead of printing them, from all threads."""
+    """Collect Pillow's warnings (of damaged EXIF data, for example) by image instead of printing them, in all threads."""
     found: dict[str, str] = {}
 
-    def collect(message: Warning | str, category: type[Warning], filename: str, *rest: object, **more: object) -> None:
+    def collect(message: Warning | str, category: type[Warning], filename: str, *more: object, **named: object) -> None:
         if f"{os.sep}PIL{os.sep}" in filename:
             found.setdefault(getattr(_current, "name", ""), str(message))
         else:
-            show(message, category, filename, *rest, **more)  # type: ignore[arg-type]
+            show(message, category, filename, *more, **named)  # type: ignore[arg-type]
 
     with warnings.catch_warnings():
         show = warnings.showwarning
@@ -214,11 +213,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
     deep = image.mode in ("I", "F") or image.mode.startswith("I;16")
     declared = declared_range(image) if deep else 0
     try:
-        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # unreadable metadata does not spoil the pixels
-        turn = None
-    if turn is not None:
-        image = image.transpose(turn)
+        rotation = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # with unreadable metadata the pixels can still be used
+        rotation = None
+    if rotation is not None:
+        image = image.transpose(rotation)
     if deep:
         image = Image.fromarray(_eight_bits(np.asarray(image), declared))
     elif "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
@@ -228,7 +227,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def declared_range(image: Image.Image) -> int:
-    """The largest value that a TIFF file says a pixel can have; 0 where it does not."""
+    """The largest pixel value that a TIFF file declares; 0 without one."""
     tags = getattr(image, "tag_v2", {})
     try:
         bits = int(np.ravel(tags.get(258, 16))[0])  # BitsPerSample
@@ -238,11 +237,10 @@ def declared_range(image: Image.Image) -> int:
 
 
 def _eight_bits(values: np.ndarray, declared: int) -> np.ndarray:
-    """Grey values of more than 8 bits.
+    """Grey values of more than 8 bits, as 8 bits.
 
-    Integers of up to 16 bits: the highest 8 of the bits that the file says are used (`declared`); without that, of 12
-    bits where all values of the image fit in these (as cameras and microscopes write them), else of 16. Other values: by
-    the range they use.
+    Integers of up to 16 bits: the highest 8 of the bits that the file declares (`declared`); otherwise of 12 bits if all
+    values of the image fit in 12 (as of cameras and microscopes), else of 16. Other values: scaled by their range.
     """
     integers = values.dtype.itemsize == 2
     if not integers:
@@ -259,7 +257,7 @@ def _eight_bits(values: np.ndarray, declared: int) -> np.ndarray:
 
 
 def to_bytes(values: np.ndarray, what: str) -> np.ndarray:
-    """uint8 of floats in 0…1 or of integers in 0…255; the error calls the array `what`."""
+    """uint8 from floats in 0…1 or integers in 0…255.   what: name of the array in an error."""
     if values.dtype == np.uint8:
         return values
     floats = np.issubdtype(values.dtype, np.floating)
@@ -281,7 +279,7 @@ def _reason(error: Exception) -> ImageError:
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a file for reading; ImageError for a pipe, a socket or a device, whose reading may never end."""
+    """Open a file for reading; ImageError for a pipe, a socket or a device, which could block forever."""
     kind = os.stat(path).st_mode
     if not stat.S_ISREG(kind):
         raise ImageError("a folder, not a file" if stat.S_ISDIR(kind) else "not a regular file")
@@ -289,19 +287,19 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def excerpt_of(file: BinaryIO, size: int, start: int = 0) -> bytes:
-    """Of the `size` bytes from `start` on: all where they are few, else pieces from the beginning, middle and end."""
+    """The `size` bytes from `start` on; of more than 3 · PIECE bytes, pieces of the beginning, middle and end."""
     if size <= 3 * PIECE:
         file.seek(start)
         return file.read(size)
     pieces = []
-    for place in (0, (size - PIECE) // 2, size - PIECE):
-        file.seek(start + place)
+    for offset in (0, (size - PIECE) // 2, size - PIECE):
+        file.seek(start + offset)
         pieces.append(file.read(PIECE))
     return b"".join(pieces)
 
 
 class Images(Protocol):
-    """A sequence of images that may lie anywhere."""
+    """The interface of image sequences: files, arrays, shards."""
 
     def __len__(self) -> int: ...
 
@@ -310,25 +308,27 @@ class Images(Protocol):
         ...
 
     def read(self, i: int, *, shorter: int | None = None, square: int | None = None) -> np.ndarray:
-        """uint8 [h, w, 3], made smaller as `fitted` says; ImageError when it cannot be."""
+        """uint8 [h, w, 3], reduced as in `fitted`; ImageError if it is unreadable."""
         ...
 
     def size(self, i: int) -> tuple[int, int]:
-        """(height, width) before any rotation, without decoding where that is possible; ImageError as `read`."""
+        """(height, width) before EXIF rotation, without decoding if possible; ImageError as in `read`."""
         ...
 
     def content(self, i: int) -> bytes:
-        """What identifies the image: its file, or its pixels where it has none."""
+        """Bytes that identify the image: its file, or its pixels if it has none."""
         ...
 
     def excerpt(self, i: int) -> bytes:
-        """`content` where it is short, else its beginning, middle and end (`excerpt_of`); ImageError as `read`."""
+        """`content`, or excerpts of it if it is long (`excerpt_of`); ImageError as in `read`."""
         ...
 
-    def take(self, indices: np.ndarray) -> Images: ...
+    def take(self, indices: np.ndarray) -> Images:
+        """The images at these positions."""
+        ...
 
     def fingerprint(self) -> str:
-        """The same for the same images in the same order, in another run too."""
+        """Equal for equal images in the same order, across processes."""
         ...
 
 
@@ -339,7 +339,7 @@ class ArrayImages:
         if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:
             raise FinesslError(f"images should be a uint8 array [N, h, w, 3], not {array.dtype} {list(array.shape)}.")
         self.array, self.prefix = array, prefix
-        self.numbers = np.arange(len(array)) if numbers is None else numbers  # in the names, kept by `take`
+        self.numbers = np.arange(len(array)) if numbers is None else numbers  # in keys; `take` keeps them
 
     def __len__(self) -> int:
         return len(self.array)

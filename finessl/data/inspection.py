@@ -1,7 +1,7 @@
-"""What is in a data set, and what is wrong with it: `report(dataset)` looks at every image once.
+"""Content and defects of a data set: `report(dataset)` reads every image once.
 
-Classes and counts, image sizes, broken files, exact and near duplicates, test images that are also in the training set,
-labels that contradict each other or the features, and what there is too little of.
+Classes and counts, image sizes, unreadable files, exact and near duplicates, test images that are also in the training set,
+labels that contradict each other or the features, and classes with too few images.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from finessl.data.near_duplicates import Signatures, content_hash, equal_groups,
 from finessl.runtime.callbacks import Count
 from finessl.runtime.machine import usable_cores
 
-SIDE = 64  # shorter side at which images are compared
-FEW_LABELS, FEW_TEST, SMALL_SIDE, IMBALANCE = 4, 10, 32, 10
+SIDE = 64  # pixels of the shorter side at which images are compared
+MIN_LABELS = 4  # labeled images per class
+MIN_TEST = 10  # test images per class
+MIN_SIDE = 32  # pixels
+MAX_IMBALANCE = 10  # ratio of the largest to the smallest class
 
 
 @dataclass(frozen=True)
@@ -27,26 +30,26 @@ class Suspect:
     key: str
     label: str
     looks_like: str
-    margin: float  # by how much the other class's mean is closer (cosine similarity)
+    margin: float  # cosine similarity to the other class's mean, minus that to the mean of its own
 
 
 @dataclass
 class Report:
     name: str
     classes: list[str]
-    labeled: np.ndarray  # [C] training images with a label; here and below, those that can be read
-    unlabeled: int  # training images without
-    tested: np.ndarray | None  # [C]
+    labeled: np.ndarray  # [C] labeled training images; here and below, readable ones
+    unlabeled: int  # training images without a label
+    tested: np.ndarray | None  # [C] test images
     smallest: tuple[int, int]  # (height, width) of the image with the fewest pixels
     median: tuple[int, int]  # of each side
     largest: tuple[int, int]
-    broken: list[tuple[str, str]] = field(default_factory=list)  # (key, reason)
-    broken_test: int = 0  # how many of these are test images
-    excluded: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of files that are not looked at
-    notes: list[str] = field(default_factory=list)  # on how the data was read
-    damaged: list[tuple[str, str]] = field(default_factory=list)  # (key, Pillow's warning) of images that can be read
-    duplicates: list[list[str]] = field(default_factory=list)  # training images with the same content
-    near: list[list[str]] = field(default_factory=list)  # and those that are nearly the same
+    broken: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of unreadable images
+    broken_test: int = 0  # test images among them
+    excluded: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of files that were not opened
+    notes: list[str] = field(default_factory=list)  # remarks on how the data was read
+    damaged: list[tuple[str, str]] = field(default_factory=list)  # (key, Pillow's warning) of readable images
+    duplicates: list[list[str]] = field(default_factory=list)  # training images with equal content
+    near: list[list[str]] = field(default_factory=list)  # training images that are nearly equal
     leaks: list[tuple[str, str, str]] = field(default_factory=list)  # (test image, training image, "same" or "near")
     conflicts: list[list[tuple[str, str]]] = field(default_factory=list)  # (near-)duplicates with different labels
     suspects: list[Suspect] = field(default_factory=list)
@@ -60,7 +63,10 @@ def report(
     progress: Count | None = None,
     workers: int | None = None,
 ) -> Report:
-    """features: [N, d] of the training images, from any backbone; with them, labels that look wrong are listed."""
+    """Inspect a data set.
+
+    features: [N, d] of the training images, from any backbone, to find suspicious labels.   workers: threads that decode.
+    """
     train = len(dataset.train)
     with pillow_warnings() as warned:
         signatures, sizes, broken = look(dataset, progress, workers)
@@ -111,13 +117,14 @@ def report(
 def look(
     dataset: Dataset, progress: Count | None, workers: int | None
 ) -> tuple[Signatures, np.ndarray, list[tuple[int, str]]]:
-    """Signatures and sizes of all training, then all test images; size (0, 0) and a reason for those that are broken."""
+    """Signatures and sizes of all training images, then all test images. An unreadable image has size (0, 0) and an entry
+    (position, reason)."""
     parts: list[Images] = [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
     total, done = sum(map(len, parts)), 0
     signatures, sizes = Signatures.empty(total), np.zeros((total, 2), np.int64)
     broken: list[tuple[int, str]] = []
 
-    first: dict[int, int] = {}  # content → an image that has it: copies are not decoded again
+    first: dict[int, int] = {}  # content → first image with it: copies are not decoded again
 
     def look_at(images: Images, start: int, rows: range) -> int:
         for i in rows:
@@ -130,7 +137,7 @@ def look(
                     continue
                 if isinstance(images, ArrayImages):
                     size, image = images.size(i), Image.fromarray(images.read(i, shorter=SIDE))
-                else:  # one reading of the file gives the hash, the size and the pixels
+                else:  # hash, size and pixels from one read of the file
                     with opened(data, images.key(i)) as file:
                         size, image = (file.height, file.width), shrunk(file, shorter=SIDE)
                 signatures.put(start + i, content, image)
@@ -166,7 +173,7 @@ def size_summary(sizes: np.ndarray) -> tuple[tuple[int, int], tuple[int, int], t
 
 
 def leaks(same: list[np.ndarray], pairs: np.ndarray, train: int) -> list[tuple[int, int, str]]:
-    """(test image, training image, how alike), one training image for each test image."""
+    """(test image, training image, "same" or "near"), one training image per test image."""
     found: dict[int, tuple[int, str]] = {}
     for group in same:
         for i in group[group >= train]:
@@ -175,14 +182,14 @@ def leaks(same: list[np.ndarray], pairs: np.ndarray, train: int) -> list[tuple[i
     for i, j in pairs.tolist():  # i < j
         if i < train <= j:
             found.setdefault(j, (i, "near"))
-    return [(test, *rest) for test, rest in sorted(found.items())]
+    return [(test, *match) for test, match in sorted(found.items())]
 
 
 def suspicious_labels(dataset: Dataset, features: np.ndarray) -> list[Suspect]:
-    """Labels for which another class's mean feature is much closer than the mean of the image's own class without it.
+    """Labels for which the mean feature of another class is much closer than that of the image's own class without it.
 
-    Much: an outlier among all labeled images (three robust standard deviations), so that a hard data set is not all
-    suspect. Most suspicious first.
+    Much closer: an outlier among all labeled images (three robust standard deviations), so that not every image of a hard
+    data set is a suspect. Most suspicious first.
     """
     labels = dataset.train_labels
     usable = np.flatnonzero((labels >= 0) & (True if dataset.given is None else dataset.given))
@@ -201,7 +208,7 @@ def suspicious_labels(dataset: Dataset, features: np.ndarray) -> list[Suspect]:
     similarity[np.arange(len(y)), y] = -np.inf
     best = similarity.argmax(1)
     margin = similarity[np.arange(len(y)), best] - own
-    comparable = counts[y] > 1  # alone in its class, an image has nothing to be compared with
+    comparable = counts[y] > 1  # the only image of a class has no class mean to compare with
     if not comparable.any():
         return []
     middle = np.median(margin[comparable])
@@ -214,7 +221,7 @@ def suspicious_labels(dataset: Dataset, features: np.ndarray) -> list[Suspect]:
 
 
 def advise(found: Report, sizes: np.ndarray) -> list[str]:
-    """What to do about each finding, and what there is too little of."""
+    """Advice on each finding, and on classes with too few images."""
     return [*advise_files(found), *advise_copies(found), *advise_labels(found, sizes)]
 
 
@@ -268,9 +275,9 @@ def advise_labels(found: Report, sizes: np.ndarray) -> list[str]:
 
     if empty := [name for name, count in zip(found.classes, found.labeled, strict=True) if count == 0]:
         advice.append(f"{classes(empty)} no labeled image: {some(empty)}.")
-    if few := [name for name, count in zip(found.classes, found.labeled, strict=True) if 0 < count < FEW_LABELS]:
-        advice.append(f"{classes(few)} fewer than {FEW_LABELS} labels: {some(few)}. A few more help most there.")
-    if found.labeled.max() > IMBALANCE * max(found.labeled.min(), 1):
+    if few := [name for name, count in zip(found.classes, found.labeled, strict=True) if 0 < count < MIN_LABELS]:
+        advice.append(f"{classes(few)} fewer than {MIN_LABELS} labels: {some(few)}. A few more help most there.")
+    if found.labeled.max() > MAX_IMBALANCE * max(found.labeled.min(), 1):
         advice.append(f"the largest class has {found.labeled.max():,} labels and the smallest {found.labeled.min():,}.")
     if 0 < found.unlabeled < total:
         advice.append(
@@ -281,8 +288,8 @@ def advise_labels(found: Report, sizes: np.ndarray) -> list[str]:
         advice.append(
             "there is no test set: accuracy cannot be measured. Set some labeled images aside in test/<class>/."
         )
-    elif weak := [name for name, count in zip(found.classes, found.tested, strict=True) if count < FEW_TEST]:
-        advice.append(f"{classes(weak)} fewer than {FEW_TEST} test images: {some(weak)}. Their accuracy is rough.")
-    if small := int((sizes.min(1) < SMALL_SIDE).sum()) if len(sizes) else 0:
-        advice.append(f"{count_of(small, 'image is', 'images are')} smaller than {SMALL_SIDE} pixels.")
+    elif weak := [name for name, count in zip(found.classes, found.tested, strict=True) if count < MIN_TEST]:
+        advice.append(f"{classes(weak)} fewer than {MIN_TEST} test images: {some(weak)}. Their accuracy is rough.")
+    if small := int((sizes.min(1) < MIN_SIDE).sum()) if len(sizes) else 0:
+        advice.append(f"{count_of(small, 'image is', 'images are')} smaller than {MIN_SIDE} pixels.")
     return advice

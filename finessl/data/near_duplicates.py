@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-BITS = 3  # hashes that differ in no more bits are near: then at least one of the four 16-bit quarters is equal
-LEVELS = 6.0  # and their thumbnails differ by no more grey levels in the mean (flat images have meaningless hashes)
-THUMBNAIL = 8
+MAX_BITS = 3  # in which near hashes differ; then at least one of the four 16-bit quarters is equal
+MAX_LEVELS = 6.0  # mean difference of their thumbnails, grey levels (hashes of flat images are meaningless)
+THUMBNAIL = 8  # pixels per side
 BLOCK = 1 << 18  # pairs compared at a time
-WINDOW = 256  # where more images than this share a quarter (blank pages, say), each meets only its nearest in order
+WINDOW = 256  # images: if more share a quarter (blank pages), each is compared with its nearest in sorted order
 
 
 @dataclass
 class Signatures:
-    """What is kept of each image: 216 bytes."""
+    """216 bytes per image."""
 
     content: np.ndarray  # uint64 [N], hash of the file
     difference: np.ndarray  # uint64 [N], dHash
@@ -37,7 +37,7 @@ class Signatures:
         return Signatures(self.content[indices], self.difference[indices], self.thumbnail[indices])
 
     def copy(self, i: int, source: int) -> None:
-        """Image i has the content of image `source`."""
+        """Set the signature of image i to that of `source`, an image with equal content."""
         for array in (self.content, self.difference, self.thumbnail):
             array[i] = array[source]
 
@@ -59,7 +59,7 @@ def difference_hash(image: Image.Image) -> np.uint64:
 
 
 def equal_groups(values: np.ndarray) -> list[np.ndarray]:
-    """Positions of equal values, where there are two or more; in order of their first."""
+    """Positions of values that occur more than once, grouped; in order of the first position."""
     order = np.argsort(values, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
     return sorted((group for group in groups if len(group) > 1), key=lambda group: int(group[0]))
@@ -68,7 +68,7 @@ def equal_groups(values: np.ndarray) -> list[np.ndarray]:
 def near_pairs(signatures: Signatures) -> np.ndarray:
     """int64 [P, 2] pairs (i < j) with close hashes and thumbnails and different content.
 
-    Images with the same content are compared once: each of them is then paired with the first of those that are near.
+    Images with equal content are compared once; each copy is then paired with the first image of the other content.
     """
     _, firsts, content = np.unique(signatures.content, return_index=True, return_inverse=True)
     pairs = firsts[near_unique(signatures.take(firsts))]
@@ -84,13 +84,13 @@ def near_pairs(signatures: Signatures) -> np.ndarray:
 
 
 def near_unique(signatures: Signatures) -> np.ndarray:
-    """The same for images of which no two have the same content."""
+    """`near_pairs` for images with different content."""
     quarters = signatures.difference[:, None].view(np.uint16)
     found = [np.empty((0, 2), np.int64)]
     for quarter in range(4):
         order = np.lexsort((signatures.difference, quarters[:, quarter]))
         sorted_keys = quarters[order, quarter]
-        for shift in range(1, min(len(order), WINDOW)):  # 1, 2, 3 … places apart, while any pair shares its quarter
+        for shift in range(1, min(len(order), WINDOW)):  # 1, 2, 3 … positions apart, while a pair shares its quarter
             together = np.flatnonzero(sorted_keys[shift:] == sorted_keys[:-shift])
             if not len(together):
                 break
@@ -103,9 +103,9 @@ def near_unique(signatures: Signatures) -> np.ndarray:
 def confirm(signatures: Signatures, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     different = (signatures.difference[left] ^ signatures.difference[right]).view(np.uint8).reshape(-1, 8)
     bits = np.unpackbits(different, axis=1).sum(1)
-    left, right = left[bits <= BITS], right[bits <= BITS]
+    left, right = left[bits <= MAX_BITS], right[bits <= MAX_BITS]
     distance = np.abs(signatures.thumbnail[left].astype(np.int16) - signatures.thumbnail[right]).mean(1)
-    pairs = np.stack([left, right], 1)[distance <= LEVELS]
+    pairs = np.stack([left, right], 1)[distance <= MAX_LEVELS]
     return np.sort(pairs, axis=1)
 
 

@@ -1,9 +1,9 @@
-"""The buffers that a pixel store is built in: in memory, or in files that survive an interruption.
+"""Buffers of a pixel store: in memory, or in files that survive an interruption.
 
-On disk a store is a folder: pixels.bin, .npy files for offsets, sizes, state and checksum of each image, and store.json
-with a digest of these. It is built in a folder of its own ("….part") and renamed when complete, so a store is either
-whole or not there. While building, pixels reach the disk before the note that they did; an interrupted build goes on
-from its notes. A damaged store is removed and built again (`cache.py` limits and shows what is kept).
+On disk a store is a folder: pixels.bin, .npy files with offset, size, state and checksum of each image, and store.json with a
+digest of these. It is built under the name "….part" and renamed when complete: a store is whole or absent. During the build
+pixels are synchronised to disk before their state is, so that an interrupted build resumes. A damaged store is removed and
+built again (`cache.py` limits and lists the stores).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ MANIFEST, READY = "store.json", "ready"
 
 
 class PixelBuffer:
-    """Room for N images at known offsets, in memory."""
+    """N images at known offsets, in memory."""
 
     def __init__(self, offsets: np.ndarray) -> None:
         count = len(offsets) - 1
         self.offsets = offsets  # int64 [N + 1]
         self.pixels = np.zeros(int(offsets[-1]), np.uint8)
-        self.sizes = np.zeros((count, 2), np.int32)  # written when an image is decoded: rotation may swap the sides
+        self.sizes = np.zeros((count, 2), np.int32)  # set when an image is decoded: EXIF rotation may swap the sides
         self.state = np.zeros(count, np.uint8)
         self.sums: np.ndarray | None = None  # uint32 [N], CRC-32 of each image's pixels; in files only
         self.failures: list[tuple[int, str]] = []
 
     def put(self, i: int, pixels: np.ndarray) -> bool:
-        """Store an image; False if it does not have the size that was planned."""
+        """Store an image; False if its size is not the planned one."""
         slot = self.pixels[self.offsets[i] : self.offsets[i + 1]]
         if pixels.size != slot.size:
             return False
@@ -54,35 +54,35 @@ class PixelBuffer:
         return True
 
     def note(self, indices: np.ndarray, failures: list[tuple[int, str]]) -> None:
-        """These images are decoded, but for the failures."""
+        """Record that these images are decoded, except for the failures."""
         self.failures += failures
         self.state[indices] = DONE
         self.state[[i for i, _ in failures]] = FAILED
 
 
 class PixelFile(PixelBuffer):
-    """The same in files under `folder`, memory-mapped."""
+    """N images in memory-mapped files under `folder`."""
 
     def __init__(self, folder: Path, mode: Literal["r", "r+"]) -> None:
-        """ValueError, EOFError, KeyError or OSError when the files are damaged."""
+        """Raises ValueError, EOFError, KeyError or OSError if the files are damaged."""
         self.folder = folder
         self.offsets, self.sizes, self.state, self.sums = (
             np.load(folder / f"{name}.npy", mmap_mode=mode) for name in ARRAYS
         )
         self.check()
-        empty = not self.offsets[-1]  # nothing can be mapped
+        empty = not self.offsets[-1]  # an empty file cannot be mapped
         self.pixels = np.zeros(0, np.uint8) if empty else np.memmap(folder / "pixels.bin", np.uint8, mode)
         with open(folder / "failures.jsonl", encoding="ascii") as file:
-            noted = [json.loads(line) for line in file if line.endswith("\n")]
-        self.failures = sorted({(int(i), str(reason)) for i, reason in noted})
+            lines = [json.loads(line) for line in file if line.endswith("\n")]
+        self.failures = sorted({(int(i), str(reason)) for i, reason in lines})
         if mode == "r":
             facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             if facts["version"] != VERSION or facts["digest"] != self.digest():
                 raise ValueError("damaged")
-            os.utime(folder / MANIFEST)  # when it was last used
+            os.utime(folder / MANIFEST)  # time of the last use
 
     def check(self) -> None:
-        """ValueError when the arrays do not describe one store: reading by them could leave the file."""
+        """ValueError if the arrays are inconsistent: reading by them could leave the file."""
         count = len(self.offsets) - 1
         for (name, kind), shape in zip(ARRAYS.items(), [(count + 1,), (count, 2), (count,), (count,)], strict=True):
             array = getattr(self, name)
@@ -98,7 +98,7 @@ class PixelFile(PixelBuffer):
             raise ValueError("cut short")
 
     def digest(self) -> str:
-        """Of everything but the pixels, which have a checksum each."""
+        """Digest of everything but the pixels, which have checksums of their own."""
         state = hashlib.blake2b(digest_size=16)
         for name in ARRAYS:
             state.update(np.ascontiguousarray(getattr(self, name)).data)
@@ -107,12 +107,12 @@ class PixelFile(PixelBuffer):
 
     @classmethod
     def open(cls, folder: Path) -> PixelFile | None:
-        """A complete store, if there is one."""
+        """The complete store, or None."""
         return cls._open(folder, "r")
 
     @classmethod
     def resume(cls, folder: Path) -> PixelFile | None:
-        """What an interrupted build has left, if anything."""
+        """The store of an interrupted build, or None."""
         return cls._open(part_of(folder), "r+") if (part_of(folder) / READY).is_file() else None
 
     @classmethod
@@ -120,7 +120,7 @@ class PixelFile(PixelBuffer):
         if folder.is_dir():
             try:
                 return cls(folder, mode)
-            except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError):  # damaged: to be built again
+            except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError):  # damaged: build it again
                 shutil.rmtree(folder, ignore_errors=True)
         return None
 
@@ -139,7 +139,9 @@ class PixelFile(PixelBuffer):
             (part / "failures.jsonl").touch()
             with open(part / "pixels.bin", "wb") as file:
                 file.truncate(needed)
-                if needed and hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a crash in the map
+                if needed and hasattr(
+                    os, "posix_fallocate"
+                ):  # a full disk is an error here, not a crash in the mapping
                     os.posix_fallocate(file.fileno(), 0, needed)
             (part / READY).touch()
         except OSError as error:
@@ -160,7 +162,7 @@ class PixelFile(PixelBuffer):
             self.state.flush()
 
     def finish(self, about: str) -> PixelFile:
-        """Complete: take the final name and open read-only.   about: what it holds, for people."""
+        """Rename the complete store to its final name and open it read-only.   about: description for `finessl cache`."""
         final = self.folder.with_suffix("")
         if self.folder != final:
             self.failures = sorted(set(self.failures))
@@ -195,7 +197,7 @@ def lock_of(folder: Path) -> FileLock:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Held while building; a second process that builds the same store waits here for the first."""
+    """Lock of a build: a second process that builds the same store waits for the first."""
     lock = lock_of(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -204,6 +206,6 @@ def locked(folder: Path) -> Iterator[None]:
         raise cannot_write(folder.parent, error) from error
     try:
         yield
-        Path(lock.lock_file).unlink(missing_ok=True)  # whoever waits for it finds the finished store
+        Path(lock.lock_file).unlink(missing_ok=True)  # a waiting process finds the complete store
     finally:
         lock.release()

@@ -1,7 +1,7 @@
-"""Decoded pixels, ready to be drawn from: every image is decoded once, made smaller once, and kept as uint8.
+"""Decoded pixels: every image is decoded once, reduced once, and stored as uint8.
 
-In memory when it fits; otherwise in a memory-mapped file that is built once, goes on where it was interrupted and is
-reopened by fingerprint. `store.fetch(indices)` is what training calls.
+In memory if they fit; otherwise in a memory-mapped file that is built once, resumes after an interruption and is found again
+by fingerprint. Training calls `store.fetch(indices)`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ from finessl.errors import FinesslError
 from finessl.runtime.callbacks import Count
 from finessl.runtime.machine import usable_cores
 
-TASK = 8  # images a worker takes at a time
-ROUND = 1 << 30  # bytes decoded between two notes of how far a build has come
-READERS, PARALLEL = 8, 4 << 20  # threads that fetch a batch, when it has this many bytes
+TASK = 8  # images per task of a worker
+ROUND = 1 << 30  # bytes decoded between two records of a build's progress
+READERS, MIN_PARALLEL_BYTES = 8, 4 << 20  # threads that fetch a batch, from this size on
 
 
 class PixelStore:
-    """uint8 pixels of N images: one flat buffer, and one [N, h, w, 3] array where all have the same size."""
+    """uint8 pixels of N images in one flat buffer; `array` is its [N, h, w, 3] view if all images have one size.
+
+    flat: all pixels.   offsets: int64 [N + 1].   sizes: int32 [N, 2], (0, 0) for unreadable images.   failures: (index,
+    reason).   file: the buffer on disk; each image is compared with its checksum once.
+    """
 
     def __init__(
         self,
@@ -43,9 +47,9 @@ class PixelStore:
         failures: list[tuple[int, str]] | None = None,
         file: PixelFile | None = None,
     ) -> None:
-        self.flat, self.offsets, self.sizes = flat, offsets, sizes  # sizes: int32 [N, 2], (0, 0) where decoding failed
-        self.failures = failures or []  # (index, reason)
-        self.file = file  # where the pixels are, if on disk; each image is compared with its checksum once
+        self.flat, self.offsets, self.sizes = flat, offsets, sizes
+        self.failures = failures or []
+        self.file = file
         self._verified = np.zeros(len(sizes), bool)
         good = sizes[sizes[:, 0] > 0]
         self.array: np.ndarray | None = None
@@ -80,8 +84,8 @@ class PixelStore:
         return upload(pixels, target), upload(torch.from_numpy(sizes.astype(np.int64)), target)
 
     def _gather(self, indices: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """All at once where that is possible, else image by image: NumPy copies without the interpreter's lock, so that
-        several threads wait for the disk together."""
+        """One indexing operation if possible, else image by image in threads: NumPy copies without the interpreter lock, so
+        that several threads wait for the disk at once."""
         if self.array is not None and not isinstance(self.flat, np.memmap):
             return self.array[indices]
         pixels = np.zeros((len(indices), *sizes.max(0, initial=0), 3), np.uint8)
@@ -91,7 +95,7 @@ class PixelStore:
                 height, width = sizes[row]
                 pixels[row, :height, :width] = self.image(int(indices[row]))
 
-        if pixels.nbytes < PARALLEL:
+        if pixels.nbytes < MIN_PARALLEL_BYTES:
             copy(range(len(indices)))
         else:
             if self._pool is None:
@@ -105,7 +109,7 @@ class PixelStore:
         return self.flat[self.offsets[i] : self.offsets[i + 1]].reshape(*self.sizes[i], 3)
 
     def _verify(self, i: int) -> None:
-        """Compares an image of a file with its checksum, the first time that it is read."""
+        """Compare an image on disk with its checksum when it is first read."""
         if self.file is None or self.file.sums is None or self._verified[i] or not self.sizes[i, 0]:
             return
         if pixel_file.checksum(self.flat[self.offsets[i] : self.offsets[i + 1]]) != self.file.sums[i]:
@@ -117,18 +121,18 @@ class PixelStore:
         self._verified[i] = True
 
     def statistics(self, sample: int = 5_000) -> Statistics:
-        """Mean and standard deviation of each channel (of values from 0 to 1), over evenly spaced images."""
+        """Mean and standard deviation per channel, of values in 0…1, over `sample` evenly spaced images."""
         good = np.flatnonzero(self.sizes[:, 0])
         chosen = good[np.linspace(0, len(good) - 1, min(sample, len(good))).astype(int)]
         sums = np.zeros((2, 3))
         for i in chosen:
             values = self.image(int(i)).reshape(-1, 3) / 255
-            sums += values.mean(0), (values**2).mean(0)  # every image counts the same, whatever its size
+            sums += values.mean(0), (values**2).mean(0)  # every image has the same weight, independent of its size
         mean, square = sums / max(len(chosen), 1)
         return tuple(mean.tolist()), tuple(np.sqrt(square - mean**2).tolist())  # type: ignore[return-value]
 
     def to_device(self, device: torch.device | str) -> PixelStore:
-        """Keep all pixels on the device, if all have one size: fetch then reads them there, without waiting."""
+        """Copy all pixels to the device if they have one size; `fetch` then reads them there without a synchronisation."""
         if self.array is not None:
             for i in range(len(self)):
                 self._verify(i)
@@ -156,9 +160,10 @@ class PixelStore:
         workers: int | None = None,
         progress: Count | None = None,
     ) -> PixelStore:
-        """All of `images`, made smaller as `images.fitted` says; `.failures` lists those that cannot be decoded.
+        """Decode `images`. The attribute `failures` lists unreadable ones.
 
-        memory_limit_bytes: beyond it the pixels go to a file in cache_dir; by default half of the free memory.
+        shorter, square: size in pixels, as in `images.fitted`.   cache_dir: folder for files; None: the cache.
+        memory_limit_bytes: size from which pixels go to a file; None: half of the free memory.   workers: threads.
         """
         if isinstance(images, ArrayImages) and len(images):
             size = images.size(0)
@@ -178,7 +183,7 @@ class PixelStore:
                     buffer = PixelBuffer(offsets)
                     fit.decode(buffer, pool, progress)
                 else:
-                    with locked(folder):  # by now another process may have begun, or finished
+                    with locked(folder):  # another process may have begun or finished it meanwhile
                         buffer = PixelFile.open(folder) or PixelFile.resume(folder)
                         if buffer is None:
                             make_room(folder.parent, int(offsets[-1]), keep=folder)
@@ -190,24 +195,25 @@ class PixelStore:
 
 
 class Fit:
-    """Images and the size that they are brought to. Threads do the work: Pillow lets go of the interpreter's lock."""
+    """Images and their target size. Threads decode: Pillow releases the interpreter lock."""
 
     def __init__(self, images: Images, shorter: int | None, square: int | None) -> None:
         self.images, self.shorter, self.square = images, shorter, square
 
     def identity(self) -> str:
-        """Of the images by name, size, content and time of writing: an image replaced in place is decoded again."""
+        """Digest of the images' names, sizes, content and modification times: an image replaced in place is decoded again."""
         what = (self.images.fingerprint(), content_digest(self.images), written_digest(self.images))
         text = f"{pixel_file.VERSION} {' '.join(what)} {self.shorter} {self.square} {LONGEST}"
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def about(self) -> str:
-        """In words, for `finessl cache`."""
+        """Description for `finessl cache`."""
         form = f"{self.square}×{self.square}" if self.square else f"shorter side {self.shorter or 'as it is'}"
         return f"{len(self.images):,} images, {form}, from {readable(self.images.key(0))}"
 
     def plan(self, pool: ThreadPoolExecutor) -> np.ndarray:
-        """Where each image goes, from its header; one that has none gets an equal share where all have one size."""
+        """Byte offset of each image, from its header. If all readable images have one size, unreadable ones get a slot of that
+        size too, so that the store is one regular array."""
 
         def sizes_of(task: range) -> list[int]:
             found = []

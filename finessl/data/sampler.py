@@ -1,14 +1,14 @@
-"""Which images make up the batch of a step: seeded permutations, as a function of the step alone.
+"""The images of each step: seeded permutations, as a function of the step only.
 
-Nothing is remembered from one step to the next, so a run that resumes at step t draws what it would have drawn, and
-every process of a multi-process run can work out the whole global batch.
+There is no state between steps: a run that resumes at step t continues with the same batches, and every process of a
+multi-process run can compute the whole global batch.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-# One stream of random numbers for each purpose: default_rng([seed, stream, counter]).
+# One random stream per purpose: default_rng([seed, stream, counter]).
 LABELED, UNLABELED, VIEWS, SPLIT, INITIAL, DROPOUT, CACHE, AUDIT = range(8)
 
 
@@ -17,10 +17,9 @@ def generator(seed: int, stream: int, counter: int = 0) -> np.random.Generator:
 
 
 class Sampler:
-    """Batches of `batch` out of `size` items: shuffled anew each epoch, no item twice in a batch while size ≥ batch.
+    """Batches of `batch` out of `size` items, reshuffled every epoch; no item twice in a batch if size ≥ batch.
 
-    The few items left over at an epoch's end are dropped (another few each time). A set smaller than the batch is
-    repeated to fill it.
+    The incomplete batch at the end of an epoch is dropped. A set smaller than the batch is repeated to fill it.
     """
 
     def __init__(self, size: int, batch: int, seed: int, stream: int) -> None:

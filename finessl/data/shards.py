@@ -1,6 +1,6 @@
-"""Images inside tar files (WebDataset shards), read where they lie: nothing is unpacked, nothing is written.
+"""Images in tar files (WebDataset shards), read in place: nothing is unpacked.
 
-One pass over a shard's headers notes where each image is; an image is then one read at an offset, from any thread.
+One pass over a shard's headers finds the offset of each image. An image is then one read at an offset, from any thread.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from finessl.data.images import EXTENSIONS, UNREAD, ImageError, decode, excerpt_
 from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 
-LABEL = 1 << 20  # bytes that no label file exceeds
-HEADER = 1 << 16  # bytes that nearly always hold an image's header
+MAX_LABEL_BYTES = 1 << 20  # of a label file
+HEADER_BYTES = 1 << 16  # that nearly always hold an image's header
 
 
 @dataclass
 class Shard:
-    """The images of a tar file, with the label beside each: key.jpg and key.cls, or key.json with a "label"."""
+    """The images of a tar file and their labels: key.jpg with key.cls, or key.json with a "label"."""
 
     names: list[str] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)  # "" where there is none
-    unread: list[str] = field(default_factory=list)  # images in a format that is not read
+    labels: list[str] = field(default_factory=list)  # "": unlabeled
+    unread: list[str] = field(default_factory=list)  # images in formats that are not read
 
 
 def read_shard(path: Path) -> Shard:
-    """Members of one sample share their name up to the first dot after the last slash."""
+    """The index of a tar file. Members of one sample share their name up to the first dot after the last slash."""
     shard, labels = Shard(), dict[str, str]()
     try:
         with open_regular(path) as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
@@ -50,11 +50,11 @@ def read_shard(path: Path) -> Shard:
                 elif member.isfile() and extension in UNREAD:
                     shard.unread.append(name)
                 elif member.isfile() and extension in (".cls", ".json") and (data := tar.extractfile(member)):
-                    if member.size > LABEL:
+                    if member.size > MAX_LABEL_BYTES:
                         raise FinesslError(f"{path}: {name} has {member.size:,} bytes, which is no label.")
                     labels[sample(name)] = read_label(data.read(), path, name)
             end = tar.offset
-        with open(path, "rb") as file:  # tarfile takes a cut in a header for the end; a whole archive ends with zeros
+        with open(path, "rb") as file:  # tarfile takes a truncated header for the end; a whole archive ends with zeros
             file.seek(end)
             if file.read(512) != bytes(512):
                 raise tarfile.ReadError("it has no end")
@@ -75,7 +75,7 @@ def sample(name: str) -> str:
 
 
 def read_label(data: bytes, shard: Path, name: str) -> str:
-    """ "" for what is no label; −1 means unlabeled here too."""
+    """A label; "" for none. −1 means unlabeled."""
     try:
         value: object = data.decode("utf-8")
         if name.lower().endswith(".json"):
@@ -103,7 +103,7 @@ class ShardImages:
         return self.paths[i]
 
     def content(self, i: int, most: int | None = None) -> bytes:
-        """The image file itself (or no more than its first bytes)."""
+        """The image file, or its first `most` bytes."""
         size = int(self.paths.sizes[i])
         wanted = size if most is None else min(size, most)
         with self._opened(i) as file:
@@ -133,8 +133,8 @@ class ShardImages:
 
     def size(self, i: int) -> tuple[int, int]:
         try:
-            return probe(self.content(i, HEADER))
-        except ImageError:  # a header behind much metadata
+            return probe(self.content(i, HEADER_BYTES))
+        except ImageError:  # a header after much metadata
             return probe(self.content(i))
 
     def take(self, indices: np.ndarray) -> ShardImages:

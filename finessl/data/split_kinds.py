@@ -1,6 +1,6 @@
-"""The kinds of scarcity: who is labeled, who is unlabeled, and who is in neither.
+"""The kinds of splits: which images are labeled, which are unlabeled, and which are in neither set.
 
-Each function takes a data set and its seeded `Draw`, and options by keyword; see `splits.make_split`.
+Each function takes a data set, its seeded `Draw` and options by keyword; see `splits.make_split`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ratio = Annotated[float, Field(ge=1, le=10**6)]
 
 
 def given(dataset: Dataset, draw: Draw) -> Parts:
-    """What the data says: its labels, and all images as unlabeled."""
+    """The labels that the data gives; all images are unlabeled."""
     if dataset.given is None:
         raise FinesslError(every_image_has_a_label(dataset))
     return Parts(np.flatnonzero(dataset.given & (dataset.train_labels >= 0)), everything(dataset))
@@ -30,24 +30,24 @@ def given(dataset: Dataset, draw: Draw) -> Parts:
 def per_class(dataset: Dataset, draw: Draw, *, labels_per_class: Count | None = None) -> Parts:
     """labels_per_class random images of each class are labeled; all images are unlabeled."""
     wanted = np.full(len(dataset.classes), at_least_one(dataset, labels_per_class))
-    return Parts(take(draw.shuffled, draw.enough(wanted)), everything(dataset))
+    return Parts(first_of_each(draw.shuffled, draw.enough(wanted)), everything(dataset))
 
 
 def first_n(dataset: Dataset, draw: Draw, *, labels_per_class: Count | None = None) -> Parts:
-    """The first images of each class in the data's order: no seed, the same labels in every run (the released code)."""
+    """The first images of each class in the order of the data, as in the released code: equal for all seeds."""
     wanted = np.full(len(dataset.classes), at_least_one(dataset, labels_per_class))
-    return Parts(take(draw.members, draw.enough(wanted)), everything(dataset))
+    return Parts(first_of_each(draw.members, draw.enough(wanted)), everything(dataset))
 
 
 def fraction(dataset: Dataset, draw: Draw, *, fraction: Annotated[float, Field(gt=0, le=1)] = 0.01) -> Parts:
-    """That share of each class's images, rounded, and at least one; all images are unlabeled."""
+    """A share of each class's images, rounded, at least one, is labeled; all images are unlabeled."""
     have = np.array([len(draw.members(label)) for label in range(len(dataset.classes))])
     wanted = np.maximum(np.floor(fraction * have + 0.5).astype(int), 1)
-    return Parts(take(draw.shuffled, draw.enough(wanted)), everything(dataset))
+    return Parts(first_of_each(draw.shuffled, draw.enough(wanted)), everything(dataset))
 
 
 def listed(dataset: Dataset, draw: Draw, *, file: str = "") -> Parts:
-    """The images that a text file names, one on a line, by path or by the end of it; all images are unlabeled."""
+    """The images that a text file lists, one per line, by path or the end of it; all images are unlabeled."""
     try:
         lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -59,13 +59,13 @@ def listed(dataset: Dataset, draw: Draw, *, file: str = "") -> Parts:
             name = name.partition("/")[2]
         if name in found:
             found[name].append(i)
-    if missing := [name for name, places in found.items() if not places]:
+    if missing := [name for name, matches in found.items() if not matches]:
         raise FinesslError(
             f"{file} names {len(missing):,} of {len(found):,} images that are not in {dataset.name}: {some(missing)}."
         )
-    if several := [name for name, places in found.items() if len(places) > 1]:
+    if several := [name for name, matches in found.items() if len(matches) > 1]:
         raise FinesslError(f"{file}: several images have the name {some(several)}; give more of the path.")
-    labeled = np.array([places[0] for places in found.values()], np.int64)
+    labeled = np.array([matches[0] for matches in found.values()], np.int64)
     usable = (dataset.train_labels >= 0) & (True if dataset.given is None else dataset.given)
     if (unknown := labeled[~usable[labeled]]).size:
         raise FinesslError(
@@ -87,8 +87,8 @@ def long_tailed(
 ) -> Parts:
     """N_k = N₁·ρ^(−(k−1)/(C−1)) labeled and M_k unlabeled images of class k = 1 … C, disjoint.
 
-    labeled_max, unlabeled_max: N₁ and M₁.   ratio, unlabeled_ratio: ρ of each (one for both by default).
-    unlabeled: M_k falls as N_k does, the other way round, or is M₁ for all.   order: "first" as in the released code.
+    labeled_max, unlabeled_max: N₁ and M₁.   ratio, unlabeled_ratio: ρ of each (default: one for both).
+    unlabeled: M_k decreases as N_k does, in the reverse order, or is M₁ for all.   order: "first" as in the released code.
     """
     classes = len(dataset.classes)
     labels = tail(labeled_max, ratio, classes)
@@ -114,9 +114,9 @@ def open_set(
     novel: Annotated[float, Field(ge=0, lt=1)] = 0.5,
     seen: Literal["first", "random"] = "first",
 ) -> Parts:
-    """A share `novel` of the classes is never labeled and never tested; its images stay among the unlabeled ones.
+    """A share `novel` of the classes is never labeled and never tested; its images are unlabeled.
 
-    seen: which classes are seen; the first ones as in ORCA (Cao et al. 2022), whose protocol the paper follows.
+    seen: which classes are seen; the first ones, as in ORCA (Cao et al. 2022), whose protocol the paper follows.
     """
     classes = len(dataset.classes)
     count = classes - round(novel * classes)
@@ -127,12 +127,12 @@ def open_set(
     chosen = np.arange(count) if seen == "first" else np.sort(draw.generator(classes).permutation(classes)[:count])
     wanted = np.zeros(classes, int)
     wanted[chosen] = at_least_one(dataset, labels_per_class)
-    labeled = take(draw.shuffled, draw.enough(wanted))
+    labeled = first_of_each(draw.shuffled, draw.enough(wanted))
     return Parts(labeled, everything(dataset), [dataset.classes[label] for label in chosen])
 
 
 def tail(most: int, ratio: float, classes: int) -> np.ndarray:
-    """int(most·ratio^(−k/(C−1))) for k = 0 … C − 1; the last is int(most / ratio), free of the power's rounding."""
+    """int(most·ratio^(−k/(C−1))) for k = 0 … C − 1; the last is int(most / ratio), without the power's rounding error."""
     if most < 1 or ratio < 1:
         raise FinesslError(
             f"a long tail needs a largest class of at least 1 and a ratio of at least 1, not {most} and {ratio:g}."
@@ -142,9 +142,9 @@ def tail(most: int, ratio: float, classes: int) -> np.ndarray:
     return counts
 
 
-def take(pick: Callable[[int], np.ndarray], wanted: np.ndarray) -> np.ndarray:
-    """The first wanted[k] images of each class k, in the order that `pick` gives."""
-    return np.concatenate([pick(label)[:count] for label, count in enumerate(wanted)])
+def first_of_each(members: Callable[[int], np.ndarray], wanted: np.ndarray) -> np.ndarray:
+    """The first wanted[k] of `members(k)` for each class k."""
+    return np.concatenate([members(label)[:count] for label, count in enumerate(wanted)])
 
 
 def everything(dataset: Dataset) -> np.ndarray:

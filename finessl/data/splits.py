@@ -1,7 +1,7 @@
-"""Whose labels are known: seeded splits of a data set's training images into labeled and unlabeled.
+"""Seeded splits of the training images into labeled and unlabeled ones.
 
-A kind of split is one function `kind(dataset, draw, *, options) -> Parts` (see split_kinds.py) and one line in SPLITS.
-Labels are drawn class by class, each class from its own random stream: one class never changes what another one gets.
+A kind of split is one function `kind(dataset, draw, *, options) -> Parts` (split_kinds.py) and one line in SPLITS. Each class
+has a random stream of its own: the images of one class do not depend on the other classes.
 """
 
 from __future__ import annotations
@@ -55,29 +55,31 @@ class SplitFile(TypedDict):
 
 
 class Parts(NamedTuple):
-    """What a kind of split decides: positions in train. Labeled images are added to unlabeled later, if wanted."""
+    """Result of a kind of split: positions in train. `make_split` adds labeled images to the unlabeled ones if asked to."""
 
     labeled: np.ndarray
     unlabeled: np.ndarray
-    classes: list[str] | None = None  # where they are not all of the data set's
+    classes: list[str] | None = None  # None: all classes of the data set
 
 
 @dataclass
 class Split:
+    """Positions of labeled and unlabeled images, the classes to learn, and how the split was made."""
+
     labeled: np.ndarray  # int64 [n], sorted positions in train
     unlabeled: np.ndarray  # int64 [M], sorted
-    classes: list[str]  # what the classifier tells apart; with an open set, the seen classes only
+    classes: list[str]  # of the classifier; in an open-set split the seen classes only
     kind: str
     seed: int
     settings: dict[str, Any] = field(default_factory=dict)
-    fingerprint: str = ""  # of the data set that it belongs to
+    fingerprint: str = ""  # of the data set
 
     def labels(self, dataset: Dataset) -> np.ndarray:
-        """int64 [N]: the class of every training image, numbered as in `classes`; −1: unknown or none of them."""
+        """int64 [N]: class of every training image, an index of `classes`; −1: unknown or another class."""
         return self._number(dataset, dataset.train_labels)
 
     def test(self, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-        """Positions and labels of the test images to measure on: readable, and of one of `classes`."""
+        """Positions and labels of the test images that are readable and of one of `classes`."""
         if dataset.test_labels is None:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         labels = self._number(dataset, dataset.test_labels)
@@ -86,7 +88,7 @@ class Split:
         return positions, labels[positions]
 
     def counts(self, dataset: Dataset) -> tuple[np.ndarray, np.ndarray, int]:
-        """Labeled and unlabeled images of each class, and unlabeled ones of other or unknown classes."""
+        """[C] labeled images per class, [C] unlabeled ones, and the number of unlabeled images of other or unknown classes."""
         labels, classes = self.labels(dataset), len(self.classes)
         unlabeled = labels[self.unlabeled]
         return (
@@ -102,7 +104,7 @@ class Split:
     # ---- in and out -------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """JSON; runs of neighbours as [first, last], so that a split of millions stays small. Written atomically."""
+        """Write a JSON file, atomically. Ranges are written as [first, last], so that a split of millions stays small."""
         content = {
             "format": FORMAT,
             "kind": self.kind,
@@ -117,7 +119,7 @@ class Split:
 
     @classmethod
     def read(cls, path: Path, dataset: Dataset) -> Split:
-        """A split file as it is; an error says what differs when the split was made for other data."""
+        """A split from a file. An error names the differences if it was made for other data."""
         if not Path(path).exists():
             raise FinesslError(f"there is no split file {path}.")
         try:
@@ -144,7 +146,7 @@ class Split:
 
     @classmethod
     def load(cls, path: Path, dataset: Dataset) -> Split:
-        """A split file, without the images that cannot be decoded."""
+        """A split from a file, without unreadable images."""
         return without_broken(cls.read(path, dataset), dataset)
 
     def differences(self, dataset: Dataset) -> list[str]:
@@ -161,8 +163,11 @@ class Split:
 def make_split(
     dataset: Dataset, *, kind: str = "auto", seed: int = 0, labeled_in_unlabeled: bool = True, **options: Any
 ) -> Split:
-    """A split of the named kind. auto: the labels that the data gives; without such a division, labels_per_class
-    random images of each class."""
+    """Make a split.
+
+    kind: an entry of SPLITS; "auto": "given" if the data gives labels for a part of its images, else "per-class".
+    labeled_in_unlabeled: labeled images are also unlabeled ones.   options: of the kind.
+    """
     if kind == "auto":
         kind = "per-class" if dataset.given is None else "given"
         if kind == "given":
@@ -187,7 +192,7 @@ def make_split(
 
 
 def without_broken(split: Split, dataset: Dataset) -> Split:
-    """Leaves out images that could not be decoded, and insists that every class still has a label."""
+    """Remove unreadable images. An error if a class is left without a labeled image."""
     split.labeled = np.setdiff1d(split.labeled, dataset.broken)
     split.unlabeled = np.setdiff1d(split.unlabeled, dataset.broken)
     labeled, _, _ = split.counts(dataset)
@@ -200,7 +205,7 @@ def without_broken(split: Split, dataset: Dataset) -> Split:
 
 
 class Draw:
-    """Images whose labels may be used, class by class, in a seeded random order that other classes do not change."""
+    """Images with usable labels, per class, in a seeded random order that does not depend on other classes."""
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
@@ -217,7 +222,7 @@ class Draw:
         return members[~np.isin(members, self.dataset.broken)]
 
     def shuffled(self, label: int) -> np.ndarray:
-        """The same at random. Broken images drop out after the draw, so that the others keep their places."""
+        """`members` in random order. Unreadable images are removed after shuffling, so that the order of the others is kept."""
         members = self.generator(label).permutation(self._members[label])
         return members[~np.isin(members, self.dataset.broken)]
 
@@ -237,7 +242,7 @@ class Draw:
 
 
 def to_runs(indices: np.ndarray) -> list[int | list[int]]:
-    """Sorted numbers, with runs of three or more as [first, last]."""
+    """Sorted numbers, with ranges of three or more as [first, last]."""
     runs: list[int | list[int]] = []
     for run in np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1):
         if len(run) > 2:
@@ -248,8 +253,8 @@ def to_runs(indices: np.ndarray) -> list[int | list[int]]:
 
 
 def from_runs(runs: Sequence[int | list[int]], images: int) -> np.ndarray:
-    """The numbers again, sorted; ValueError when they are no positions among so many images. Nothing is made larger
-    than the data: a split file may come from anywhere."""
+    """Inverse of `to_runs`; ValueError for numbers that are not sorted positions below `images`. Ranges are checked before
+    they are expanded: a split file is untrusted."""
     bounds = [(run, run) if isinstance(run, int) else (run[0], run[-1]) for run in runs]
     after = -1
     for first, last in bounds:

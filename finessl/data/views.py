@@ -1,9 +1,8 @@
-"""Weak, strong and evaluation views: what the model sees of a batch of stored images.
+"""Weak, strong and evaluation views of a batch of stored images.
 
-A view is drawn and applied in two steps. `draw` takes every random number from a NumPy generator, on the host and for
-the whole global batch; `apply` is plain tensor arithmetic on the training device. So a view depends on the generator
-alone: not on the device, the number of processes or what was drawn before. Arrays in a draw have one row per image;
-`take` keeps a process's rows.
+A view has two steps. `draw` takes all random numbers from a NumPy generator, on the host, for the whole global batch; `apply`
+is deterministic tensor arithmetic on the training device. So a view depends on the generator only: not on the device, the
+number of processes or earlier batches. Arrays in a draw have one row per image; `take` selects a process's rows.
 
     weak, strong = WEAK["crop-flip"](224), STRONG["randaugment"](224)
     images = weak.apply(pixels, weak.draw(rng, sizes))              # uint8 [n, H, W, 3] -> uint8 [n, 3, 224, 224]
@@ -62,20 +61,20 @@ STRONG = Registry(
 
 
 def create_view(registry: Registry, choice: Choice, size: int) -> Any:
-    """The view that a recipe chooses, for an input of `size` pixels."""
+    """A view.   registry: WEAK or STRONG.   choice: name and options.   size: side of the model's input, pixels."""
     view = registry[choice.name]
     return view(size, **check_options(registry.kind, choice.name, view, choice.options))
 
 
 def take(draws: Draws, rows: np.ndarray | slice) -> Draws:
-    """The draws of some images of the batch."""
+    """The draws of the images `rows` of the batch."""
     return {name: values[rows] for name, values in draws.items()}
 
 
 def normalise(
     images: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """(images / 255 - mean) / std as one multiplication and one addition, in float32 before it becomes `dtype`."""
+    """(images / 255 - mean) / std as one multiplication and one addition in float32, then cast to `dtype`."""
     constants = np.array([1 / (255 * np.asarray(std)), -np.asarray(mean) / np.asarray(std)], dtype=np.float32)
     return scale_and_shift(images, upload(constants, images.device).view(2, -1, 1, 1), dtype)
 
@@ -87,16 +86,18 @@ def scale_and_shift(images: Tensor, constants: Tensor, dtype: torch.dtype) -> Te
 
 
 def evaluation_view(pixels: Tensor, sizes: np.ndarray, size: int) -> Tensor:
-    """The whole image, squashed to size x size: uint8 [n, 3, size, size]. `sizes` [n, 2]: height, width of each."""
+    """Whole images squashed to size × size: uint8 [n, 3, size, size].   sizes: [n, 2], height and width of each."""
     position = np.broadcast_to(np.arange(size), (len(sizes), size))
     rows, columns = (Axis(position, np.full(len(sizes), size), np.asarray(sizes)[:, i]) for i in (0, 1))
     return ops.resample(pixels, rows, columns)
 
 
 class WeakView:
-    """The shorter side resized to `resize` x size, a reflected border of `padding` x size, random crop, random flip.
+    """Resize, reflection padding, random crop, random horizontal flip.
 
-    Defaults are the paper's 256, 28 and 224 pixels. Images stored at exactly the resized size are only cropped.
+    size: side of the crop, pixels.   resize: shorter side after resizing, in multiples of `size`.   padding: width of the
+    reflected border, in multiples of `size`.   flip: flip half of the images. Defaults are the paper's 256, 28 and 224
+    pixels. Images stored at the resized size are only cropped.
     """
 
     def __init__(
@@ -111,13 +112,13 @@ class WeakView:
             )
 
     def frame(self, sizes: np.ndarray) -> np.ndarray:
-        """Height and width [n, 2] once the shorter side is `resized`."""
+        """Height and width [n, 2] after the shorter side is resized to `resized`."""
         sizes = np.asarray(sizes, dtype=np.int64)
         shorter = sizes.min(1, keepdims=True)
         return np.where(sizes == shorter, self.resized, (self.resized * sizes / shorter).astype(np.int64))
 
     def draw(self, rng: np.random.Generator, sizes: np.ndarray) -> Draws:
-        """Crop and flip for stored images of these heights and widths [n, 2]."""
+        """Random crops and flips for stored images of these heights and widths [n, 2]."""
         frame = self.frame(sizes)
         room = frame + 2 * self.padding - self.size
         corner = rng.integers(0, room + 1) - self.padding  # top, left within the resized frame
@@ -125,7 +126,7 @@ class WeakView:
         return {"sizes": np.asarray(sizes, dtype=np.int64), "frame": frame, "corner": corner, "flip": flip & self.flip}
 
     def apply(self, pixels: Tensor, draws: Draws) -> Tensor:
-        """uint8 [n, H, W, 3], each image in its upper left corner -> uint8 [n, 3, size, size]."""
+        """uint8 [n, H, W, 3], each image in the upper left corner → uint8 [n, 3, size, size]."""
         steps = np.broadcast_to(np.arange(self.size), (len(pixels), 2, self.size)).copy()
         steps[draws["flip"], 1] = steps[draws["flip"], 1, ::-1]
         position = ops.reflect(draws["corner"][:, :, None] + steps, draws["frame"][:, :, None])
@@ -134,7 +135,7 @@ class WeakView:
 
 
 class CentreView(WeakView):
-    """The shorter side resized to size, the centre cut out: nothing random."""
+    """Resize the shorter side to `size`, crop the centre; not random."""
 
     def __init__(self, size: int = 224) -> None:
         super().__init__(size, resize=1.0, padding=0.0, flip=False)

@@ -2,15 +2,14 @@
 
     finessl compare DATA --methods fixmatch,finessl --seeds 3 --jobs 2
 
-A cell is a run directory under --out; `engines` carries the cells out, and starting the grid again goes on with what is
-missing.
+A cell is a run directory under --out. `engines` runs the cells. The same command again continues with the missing ones.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
@@ -19,10 +18,11 @@ from typing import Any
 from finessl.errors import FinesslError, Mistakes
 from finessl.recipe import Recipe, override
 from finessl.runs.directory import RunDirectory
+from finessl.runtime.callbacks import Log
 from finessl.runtime.files import write_atomically, writing
 from finessl.sweeps.table import Tabulated, as_csv
 
-FIGURES = {  # meta.json's name → heading and form
+METRICS = {  # name in meta.json → heading and format
     "accuracy": ("accuracy", "{:.2%}"),
     "pseudo_accuracy": ("pseudo-label accuracy", "{:.2%}"),
     "confidence": ("mean confidence", "{:.2%}"),
@@ -32,9 +32,9 @@ FIGURES = {  # meta.json's name → heading and form
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid: where it stands on each axis, its recipe and its directory."""
+    """One run of the grid: its value on each axis, its recipe and its directory."""
 
-    place: dict[str, Any]  # dotted field → value; 'seed' among them
+    values: dict[str, Any]  # axis (dotted field, or 'seed') → value
     recipe: Recipe
     run: RunDirectory
 
@@ -44,20 +44,21 @@ class Cell:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """The place without the seed: what a row of the table is."""
-        return tuple(value for axis, value in self.place.items() if axis != "seed")
+        """The values without the seed; cells of one group make a row of the table."""
+        return tuple(value for axis, value in self.values.items() if axis != "seed")
 
 
 @dataclass
 class Row:
-    """A row of the table: the seeds' mean and spread."""
+    """A row of the table: mean and standard deviation over seeds."""
 
     group: tuple[Any, ...]
-    figures: dict[str, list[float]] = field(default_factory=dict)
-    wanted: int = 0  # runs that the row is made of, finished or not
+    figures: dict[str, list[float]] = field(default_factory=dict)  # metric → value of each finished run
+    wanted: int = 0  # runs of the row, finished or not
     finished: int = 0
 
     def show(self, name: str, form: str = "{:.2%}") -> str:
+        """ "81.20% ± 0.35%", or "–" without a finished run."""
         values = self.figures.get(name, [])
         if not values:
             return "–"
@@ -71,37 +72,40 @@ class Row:
 def make_cells(
     recipe: Recipe, axes: Mapping[str, Sequence[Any]], out: Path, settings: Mapping[str, Any] | None = None
 ) -> list[Cell]:
-    """The product of the axes over the recipe. `settings` hold for every cell, also where an axis names its method.
-    An error names the mistakes of all cells."""
+    """The product of the axes. An error names the mistakes of all cells.
+
+    axes: dotted field → values.   out: folder of the run directories.   settings: dotted field → value for every cell; they
+    hold also if an axis changes the method.
+    """
     cells, mistakes = [], Mistakes()
-    for values in itertools.product(*axes.values()):
-        place = dict(zip(axes, values, strict=True))
-        name = ",".join(f"{short(axis)}={plain(value)}" for axis, value in place.items())
+    for combination in itertools.product(*axes.values()):
+        values = dict(zip(axes, combination, strict=True))
+        name = ",".join(f"{axis_label(axis)}={file_safe(value)}" for axis, value in values.items())
         with mistakes:
-            cells.append(Cell(place, overlay(recipe, {**(settings or {}), **place}), RunDirectory(out / name)))
+            cells.append(Cell(values, overlay(recipe, {**(settings or {}), **values}), RunDirectory(out / name)))
     mistakes.report()
     return cells
 
 
-def overlay(recipe: Recipe, place: Mapping[str, Any]) -> Recipe:
-    """The recipe at a place. Names first: another method drops the old one's options, which other axes may then set."""
+def overlay(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The recipe with these fields. Names are set first: a new method drops the old one's options before others are set."""
     tree = recipe.tree()
-    override(tree, place, "axis")
+    override(tree, values, "axis")
     return Recipe.from_tree(tree)
 
 
-def short(axis: str) -> str:
+def axis_label(axis: str) -> str:
     """'method.name' → 'method', 'train.lr' → 'lr'."""
     return axis.removesuffix(".name").split(".")[-1]
 
 
-def plain(value: Any) -> str:
-    """Fit for a file's name."""
+def file_safe(value: Any) -> str:
+    """A value as a part of a file name."""
     return "".join(c if c.isalnum() or c in "._+-" else "-" for c in str(value))
 
 
 def axis_values(text: str, known: Sequence[str] | None = None, what: str = "value") -> list[str]:
-    """'a,b' → ['a', 'b']; 'all' → everything known."""
+    """'a,b' → ['a', 'b']; 'all' → `known`.   what: the axis, for messages."""
     if text == "all":
         if known is None:
             raise FinesslError(f"'all' has no meaning for {what}; name the values, separated by commas.")
@@ -109,8 +113,8 @@ def axis_values(text: str, known: Sequence[str] | None = None, what: str = "valu
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def without_misfits(cells: Sequence[Cell], say: Callable[[str], None] = print) -> list[Cell]:
-    """The cells whose tuning strategy fits their backbone; of the others it is said why they are left out."""
+def without_misfits(cells: Sequence[Cell], log: Log = print) -> list[Cell]:
+    """The cells whose tuning strategy fits their backbone. The others are logged with the reason."""
     from finessl.models.backbones import create_backbone
     from finessl.models.tuning import create
 
@@ -127,15 +131,15 @@ def without_misfits(cells: Sequence[Cell], say: Callable[[str], None] = print) -
             reasons[backbone, tuning.name] = None
         except FinesslError as error:
             reasons[backbone, tuning.name] = str(error)
-            say(f"left out: {tuning.name} with {backbone} ({error})")
+            log(f"left out: {tuning.name} with {backbone} ({error})")
     return [cell for cell in cells if reasons[cell.recipe.model.backbone, cell.recipe.tuning.name] is None]
 
 
-# ---- the figures ----------------------------------------------------------------------------------------------------
+# ---- the table ------------------------------------------------------------------------------------------------------
 
 
 def summarise(cells: Sequence[Cell]) -> list[Row]:
-    """A row for each place but the seed, in the grid's order; only finished runs count."""
+    """One row per group, in the order of the grid, from finished runs."""
     rows: dict[tuple[Any, ...], Row] = {}
     for cell in cells:
         row = rows.setdefault(cell.group, Row(cell.group))
@@ -143,23 +147,23 @@ def summarise(cells: Sequence[Cell]) -> list[Row]:
         if cell.run.finished():
             row.finished += 1
             figures = cell.run.figures()
-            for name in FIGURES:
+            for name in METRICS:
                 if figures.get(name) is not None:
                     row.figures.setdefault(name, []).append(figures[name])
     return list(rows.values())
 
 
 def tabulate(rows: Sequence[Row], names: Sequence[str], caption: str) -> Tabulated:
-    """The rows with the names of their axes."""
-    header = [*names, *(heading for heading, _ in FIGURES.values()), "runs"]
+    """The table of a grid.   names: of the axes without the seed."""
+    header = [*names, *(heading for heading, _ in METRICS.values()), "runs"]
     shown = [
-        [*map(str, row.group), *(row.show(n, form) for n, (_, form) in FIGURES.items()), f"{row.finished}/{row.wanted}"]
+        [*map(str, row.group), *(row.show(n, form) for n, (_, form) in METRICS.items()), f"{row.finished}/{row.wanted}"]
         for row in rows
     ]
     records: list[dict[str, Any]] = []
     for row in rows:
         record: dict[str, Any] = dict(zip(names, row.group, strict=True))
-        for name in FIGURES:
+        for name in METRICS:
             values = row.figures.get(name, [])
             record[name] = mean(values) if values else None
             record[f"{name}_std"] = stdev(values) if len(values) > 1 else None
@@ -168,7 +172,7 @@ def tabulate(rows: Sequence[Row], names: Sequence[str], caption: str) -> Tabulat
 
 
 def save_summary(table: Tabulated, folder: Path) -> Path:
-    """summary.csv beside the runs."""
+    """Write summary.csv to the folder of the runs."""
     path = folder / "summary.csv"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

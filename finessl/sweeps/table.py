@@ -1,4 +1,4 @@
-"""A table of figures in every form: for a terminal, as Markdown or LaTeX for a text, as CSV or JSON for a program."""
+"""A table of results for a terminal, or as Markdown, LaTeX, CSV or JSON."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_limit_that_is_no_number(monkeypatch, text: str) -> None:
 
 
 def test_show_and_clear(photos: Path, tmp_path: Path, capfd, monkeypatch, own_cache: Path) -> None:
-    monkeypatch.setattr("finessl.data.folder_index.CACHE_FROM", 1)
+    monkeypatch.setattr("finessl.data.folder_index.MIN_CACHED", 1)
     monkeypatch.setenv("COLUMNS", "200")
     app(["cache"], standalone_mode=False)
     assert "nothing is kept" in capfd.readouterr().out

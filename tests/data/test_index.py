@@ -52,7 +52,7 @@ def test_one_pass(folder: Path) -> None:
 
 
 def test_cached_and_never_stale(folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "CACHE_FROM", 1)
+    monkeypatch.setattr(index, "MIN_CACHED", 1)
     first = FolderIndex.open(folder)
     scan = FolderIndex.scan
     scans: list[Path] = []
@@ -79,14 +79,14 @@ def test_small_folders_are_not_cached(folder: Path, own_cache: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(folder: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(index, "CACHE_FROM", 1)
+    monkeypatch.setattr(index, "MIN_CACHED", 1)
     (tmp_path / "file").touch()
     assert len(FolderIndex.open(folder, cache=tmp_path / "file").paths) == 5
 
 
 def test_names_that_are_not_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """File names are bytes on Linux; some are not UTF-8."""
-    monkeypatch.setattr(index, "CACHE_FROM", 1)
+    monkeypatch.setattr(index, "MIN_CACHED", 1)
     for name in (b"caf\xe9", "naïve".encode()):
         try:
             os.mkdir(os.fsencode(tmp_path) + b"/" + name)

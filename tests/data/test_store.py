@@ -50,7 +50,7 @@ def test_every_image_as_decode_gives_it(folder: Path, tmp_path: Path, limit: int
 
 @pytest.mark.parametrize("parallel", [0, 1 << 30])
 def test_fetch_pads_to_the_largest_of_the_batch(folder: Path, monkeypatch, parallel: int) -> None:
-    monkeypatch.setattr(store, "PARALLEL", parallel)
+    monkeypatch.setattr(store, "MIN_PARALLEL_BYTES", parallel)
     images = open_dataset(folder).train
     built = PixelStore.build(images, shorter=32)
     assert not built.uniform

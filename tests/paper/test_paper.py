@@ -89,7 +89,7 @@ def test_another_run_in_a_runs_place_is_neither_shown_nor_taken(tmp_path: Path) 
     assert tabulate(shown("main", tmp_path, words, 1)).rows[0][2] == "–"
     (again,) = make_grid(read_table("main"), tmp_path, only=words, seeds=1).cells
     with pytest.raises(FinesslError, match="holds a run of another recipe"):
-        run_cells([again], engine="print", say=lambda line: None)
+        run_cells([again], engine="print", log=lambda line: None)
     cell.run.recipe_file.write_text("[train]\nflux = 1\n")  # of another version: not readable
     assert tabulate(shown("main", tmp_path, words, 1)).rows[0][2] == "–"
 

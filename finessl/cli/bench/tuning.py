@@ -45,7 +45,7 @@ def tuning(
         print(f"{'tuning':<13}{'trained':>12}{'ms a step':>12}{'ratio':>8}   {memory}", flush=True)
     rows = []
     for row in bench_tunings(
-        recipe, names, target, repeats=repeats, compile=compile_, say=lambda text: print(text, file=sys.stderr)
+        recipe, names, target, repeats=repeats, compile=compile_, log=lambda text: print(text, file=sys.stderr)
     ):
         rows.append(row)
         if not json_:

@@ -1,4 +1,4 @@
-"""Where images come from: `open_dataset` takes a folder, a table, shards or the name of a known data set.
+"""Sources of images: `open_dataset` opens a folder, a table, shards or a known data set.
 
 A source is one file here with one function `open_…(path, *, options) -> Dataset`, and one line in SOURCES.
 """
@@ -47,11 +47,11 @@ def open_dataset(
     progress: Count | None = None,
     **options: Any,
 ) -> Dataset:
-    """The data set that `data` names.
+    """Open a data set.
 
-    data: a folder, a table, shards, "hf:NAME" or a known name.   root: where a known data set lies.   test: another
-    folder or table with labeled images to test on.   strict: broken images are an error, instead of being left out.
-    options: what the source takes besides (`finessl.registry.options.options_of(SOURCES[name])`).
+    data: a folder, a table, shards, "hf:NAME" or a known name.   root: folder of a known data set.   test: another folder or
+    table with labeled test images.   strict: unreadable images are an error instead of being left out.   options: of the
+    source (`finessl list sources --options`).
     """
     name, path = recognise(data, root)
     source = SOURCES[name]
@@ -71,7 +71,7 @@ def open_dataset(
 
 def recognise(data: str | Path, root: str | Path | None) -> tuple[str, Path | str | None]:
     """(source, path) that `data` and `root` mean."""
-    if not str(data):  # an unset variable of a shell, most likely; Path("") would be the folder that one is in
+    if not str(data):  # probably an unset shell variable; Path("") would be the current folder
         raise FinesslError("the name of the data is empty; give a folder, a table or a data set's name.")
     if str(data).startswith("hf:"):
         return "huggingface", str(data)[3:]
@@ -93,12 +93,12 @@ def recognise(data: str | Path, root: str | Path | None) -> tuple[str, Path | st
 
 
 def named_sources() -> list[str]:
-    """Data sets that are opened by name, those of plug-ins too."""
+    """Names of known data sets, including those of plug-ins."""
     return [name for name in SOURCES.names() if name not in FORMS]
 
 
 def with_test(dataset: Dataset, path: Path, progress: Count | None, **columns: str | None) -> Dataset:
-    """`dataset` tested on the labeled images of another folder or table, matched by class name."""
+    """`dataset` with the labeled images of another folder or table as test images. Classes are matched by name."""
     from finessl.data.sources.folder import labeled_folder
     from finessl.data.sources.table import labeled_table
 

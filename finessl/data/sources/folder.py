@@ -1,4 +1,4 @@
-"""Image folders, in the layouts that people have:
+"""Image folders, in the usual layouts:
 
 labeled/<class>/…  unlabeled/…  [test/<class>/…]     a few labels and a pile of images
 train/<class>/…  [test/<class>/… or val/<class>/…]   all labels known: a split hides most of them
@@ -39,8 +39,8 @@ def open_folder(
     label_column: str | None = None,
     progress: Count | None = None,
 ) -> Dataset:
-    """labels: a table that names the class of some images, besides those in labeled/ or labels.csv; all others are
-    unlabeled.   path_column, label_column: its columns, where they are not called path and label."""
+    """labels: a table with the class of some images, in addition to labeled/ or labels.csv; all others are unlabeled.
+    path_column, label_column: its columns, if they are not called path and label."""
     index = read_index(path, progress)
     images, tops = FileImages(index.root, index.paths), {folder.split("/")[0] for folder in index.folders}
     test = next((top for top in TESTS if top in tops and has_classes(index, top)), None)
@@ -90,7 +90,7 @@ def open_folder(
 def open_pile(
     path: Path, labels: str | None = None, progress: Count | None = None
 ) -> tuple[FileImages, dict[str, str], list[tuple[str, str]]]:
-    """All images but those of a test folder, path → class of those that have a label, and what is left out.
+    """All images except those of a test folder, path → class of the labeled ones, and (path, reason) of those left out.
 
     Labels are those of labeled/, labels.csv and the table `labels`. Other folders are no classes: without labels, what a
     folder is called says nothing.
@@ -132,7 +132,7 @@ def read_index(path: Path, progress: Count | None = None) -> FolderIndex:
 
 
 def class_names(index: FolderIndex, top: str, without: Iterable[str] = ()) -> list[str]:
-    """Names of the folders directly in `top` ("": the root), empty ones too: an empty class is worth an error."""
+    """Names of the folders directly in `top` ("": the root), including empty ones: an empty class is an error."""
     parts = [folder.split("/") for folder in index.folders]
     found = {p[1] for p in parts if p[0] == top and len(p) > 1} if top else {p[0] for p in parts}
     return sorted(found - {"", *without}, key=natural)
@@ -157,7 +157,7 @@ def by_class(index: FolderIndex, top: str, classes: list[str]) -> tuple[np.ndarr
 
 
 def loose(index: FolderIndex, top: str) -> list[tuple[str, str]]:
-    """Images beside the class folders, which belong to none of them."""
+    """Images next to the class folders, which belong to no class."""
     own = np.flatnonzero(np.isin(index.paths.folder_of, [index.folders.index(""), index.folders.index(top)]))
     return [(index.paths[i], "in no class folder; unlabeled images belong in unlabeled/") for i in own.tolist()]
 

@@ -1,7 +1,7 @@
-"""How the cells of a grid are carried out: on this machine, on a Ray cluster, or as commands for a queue of your own.
+"""Engines that run the cells of a grid: on this machine, on a Ray cluster, or as commands for another scheduler.
 
-A cell is a run directory, so every engine does the same: what is finished is left alone, what broke off goes on from its
-checkpoint, and a cell that fails takes nothing with it.
+A cell is a run directory, so every engine does the same: finished cells are skipped, interrupted ones resume from their
+checkpoint, and a failed cell does not affect the others.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from finessl.errors import FinesslError, Mistakes
 from finessl.recipe import Recipe
 from finessl.registry import nearest
 from finessl.runs.directory import RunDirectory
+from finessl.runtime.callbacks import Log
 
 ENGINES = ("local", "ray", "print")
 
 
 class Job(Protocol):
-    """What an engine needs to know of a cell (`compare.Cell` is one)."""
+    """The part of a cell that an engine needs (`compare.Cell` is one)."""
 
     @property
     def name(self) -> str: ...
@@ -30,8 +31,7 @@ class Job(Protocol):
     def run(self) -> RunDirectory: ...
 
 
-Say = Callable[[str], None]
-Ended = Callable[[Job, str | None], None]  # the cell, and its error if it failed for good
+Ended = Callable[[Job, str | None], None]  # (cell, error of its last attempt or None)
 
 
 def run_cells(
@@ -44,15 +44,20 @@ def run_cells(
     address: str | None = None,
     cpus: float = 1,
     gpus: float | None = None,
-    say: Say = print,
+    log: Log = print,
 ) -> dict[str, str]:
-    """Run what is not finished; returns cell name → last line of its error, for those that failed every time."""
+    """Run the cells that are not finished.
+
+    engine: one of ENGINES.   jobs: cells at a time (local).   device: of each cell.   retries: per failed cell.
+    address, cpus, gpus: of the Ray cluster, and per cell.   log: called with each line of progress.
+    Returns cell name → last line of the error, for cells that failed in every attempt.
+    """
     if engine not in ENGINES:
         raise FinesslError(f"--engine {engine}{nearest(engine, ENGINES) or '.'} Choose from {', '.join(ENGINES)}.")
-    every = {cell.run.path: cell for cell in cells}.values()  # two places of a table may be one run
+    every = {cell.run.path: cell for cell in cells}.values()  # two cells of a table may be one run
     waiting = [cell for cell in every if not cell.run.finished()]
     if len(waiting) < len(every):
-        say(f"{len(every) - len(waiting)} of {len(every)} cells are finished already")
+        log(f"{len(every) - len(waiting)} of {len(every)} cells are finished already")
     mistakes = Mistakes()
     for cell in waiting:
         with mistakes:
@@ -76,16 +81,16 @@ def run_cells(
         ended += 1
         if error:
             failed[cell.name] = error
-        say(f"[{ended}/{len(waiting)}] {cell.name}: {f'failed: {error}' if error else result(cell)}")
+        log(f"[{ended}/{len(waiting)}] {cell.name}: {f'failed: {error}' if error else result(cell)}")
 
     if waiting and engine == "ray":
         from finessl.sweeps.engines.cluster import run_ray
 
-        run_ray(waiting, end, say, address=address, cpus=cpus, gpus=gpus, device=device, retries=retries)
+        run_ray(waiting, end, log, address=address, cpus=cpus, gpus=gpus, device=device, retries=retries)
     elif waiting:
         from finessl.sweeps.engines.local import run_local
 
-        run_local(waiting, end, say, jobs=jobs, device=device, retries=retries)
+        run_local(waiting, end, log, jobs=jobs, device=device, retries=retries)
     return failed
 
 

@@ -13,14 +13,15 @@ from typing import Any
 
 from finessl.errors import FinesslError
 from finessl.runs.directory import RunDirectory
+from finessl.runtime.callbacks import Log
 from finessl.runtime.ray import connected
-from finessl.sweeps.engines import Ended, Job, Say
+from finessl.sweeps.engines import Ended, Job
 
 
 def run_ray(
     cells: Sequence[Job],
     ended: Ended,
-    say: Say,
+    log: Log,
     *,
     address: str | None = None,
     cpus: float = 1,
@@ -29,11 +30,11 @@ def run_ray(
     retries: int = 1,
     checkpoint_seconds: float = 120.0,
 ) -> None:
-    """Each cell is a task with its share of CPUs and GPUs. The run directories, data and weights must lie where all
-    machines see them. When a worker is lost Ray starts its cell again elsewhere, and it goes on from its checkpoint.
+    """Run each cell as a task. Run directories, data and weights must be on storage that all machines share. When a worker is
+    lost, Ray restarts its cell on another one, where it resumes from its checkpoint.
 
-    address: of a running cluster ("auto": this machine's); None starts one here.   gpus: a cell, 1 by default where the
-    cluster has any.
+    address: of a running cluster ("auto": of this machine); None: a new local one.   cpus, gpus: per cell; gpus None: 1 if the
+    cluster has any.   retries: per failed cell.
     """
     with connected(address) as ray:
         have = ray.cluster_resources()
@@ -58,23 +59,23 @@ def run_ray(
             try:
                 failure, first_step = ray.get(reference)
                 if first_step:
-                    say(f"{cell.name}: went on from step {first_step}")
+                    log(f"{cell.name}: went on from step {first_step}")
             except ray.exceptions.RayError as lost:  # the worker died more often than `retries`
                 failure, tries = f"its worker was lost: {str(lost).splitlines()[0]}", retries
             if failure and tries < retries:
-                say(f"{cell.name}: failed, will be tried again: {failure}")
+                log(f"{cell.name}: failed, will be tried again: {failure}")
                 pending[submit(cell)] = (cell, tries + 1)
             else:
                 ended(cell, failure)
 
 
 def train_cell(path: str, folder: str, device: str, threads: int, checkpoint_seconds: float) -> tuple[str | None, int]:
-    """In the worker: train the run to its end. Its error, if any, and the step that it went on from."""
+    """Train a run, in the worker. Returns its error or None, and the step from which it resumed."""
     import torch
 
     from finessl.training.loop import Settings, train
 
-    os.chdir(folder)  # relative paths of data and weights mean the same as for the user
+    os.chdir(folder)  # relative paths of data and weights are relative to the user's folder
     torch.set_num_threads(threads)
     run = RunDirectory(path)
     kept = sorted(run.checkpoints.glob("step-*"))
@@ -84,6 +85,6 @@ def train_cell(path: str, folder: str, device: str, threads: int, checkpoint_sec
         return None, first_step
     except FinesslError as error:
         return str(error), first_step
-    except Exception as error:  # one cell's failure is its own
+    except Exception as error:  # a failed cell must not affect the others
         (run.path / "error.log").write_text(traceback.format_exc(), encoding="utf-8")
         return f"{type(error).__name__}: {error}", first_step

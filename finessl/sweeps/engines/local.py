@@ -1,4 +1,4 @@
-"""Cells as processes of this machine, with live status lines."""
+"""Cells as processes on this machine, with live status lines."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from typing import IO, Any
 from rich.live import Live
 from rich.text import Text
 
+from finessl.runtime.callbacks import Log
 from finessl.runtime.files import writing
 from finessl.runtime.machine import usable_cores
 from finessl.runtime.terminal import console
-from finessl.sweeps.engines import Ended, Job, Say, cell_command
+from finessl.sweeps.engines import Ended, Job, cell_command
 
 Command = Callable[[Job, str], list[str]]
 
@@ -29,7 +30,7 @@ class Running:
     cell: Job
     tries: int
     process: subprocess.Popen[bytes]
-    output: IO[bytes]  # error.log while it runs; kept only when it fails
+    output: IO[bytes]  # error.log; removed unless the cell fails
 
     @property
     def log(self) -> Path:
@@ -42,7 +43,7 @@ class Running:
         return "starting"
 
     def end(self, code: int) -> str | None:
-        """The error, if there was one."""
+        """The error, or None."""
         self.output.close()
         if code == 0:
             self.log.unlink(missing_ok=True)
@@ -54,21 +55,21 @@ class Running:
 def run_local(
     cells: Sequence[Job],
     ended: Ended,
-    say: Say,
+    log: Log,
     *,
     jobs: int = 1,
     device: str = "auto",
     retries: int = 1,
     command: Command = cell_command,
 ) -> None:
-    """Each cell in a process of its own, `jobs` at a time, with the cores (and GPUs, where there are several) divided.
+    """Run each cell in a process, `jobs` at a time. Cores, and several GPUs, are divided among the jobs.
 
-    A cell that fails goes to the end of the queue, `retries` times. Ctrl-C lets the running ones write a checkpoint.
+    A failed cell goes to the end of the queue, up to `retries` times. Ctrl-C lets running cells write a checkpoint.
     """
     waiting = deque((cell, 0) for cell in cells)
     running: dict[int, Running] = {}
     environments = [environment(slot, jobs, device) for slot in range(jobs)]
-    with status_lines(say) as status, terminated_is_interrupted():
+    with status_lines(log) as status, terminated_is_interrupted():
         try:
             while waiting or running:
                 for slot in range(jobs):
@@ -81,7 +82,7 @@ def run_local(
                     del running[slot]
                     error = job.end(code)
                     if error and job.tries < retries:
-                        status.say(f"{job.cell.name}: failed, will be tried again: {error}")
+                        status.log(f"{job.cell.name}: failed, will be tried again: {error}")
                         waiting.append((job.cell, job.tries + 1))
                     else:
                         ended(job.cell, error)
@@ -99,13 +100,13 @@ def start(cell: Job, tries: int, command: Command, device: str, variables: dict[
         stdout=output,
         stderr=subprocess.STDOUT,
         env=variables,
-        start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the others in order
+        start_new_session=True,  # Ctrl-C reaches only this process, which then stops the others in order
     )
     return Running(cell, tries, process, output)
 
 
 def stop(running: list[Running], patience: float = 60.0) -> None:
-    """Asks for a checkpoint, waits for it, and insists."""
+    """Terminate the cells, which write a checkpoint, and kill those that take over `patience` seconds."""
     for job in running:
         job.process.terminate()
     for job in running:
@@ -118,10 +119,10 @@ def stop(running: list[Running], patience: float = 60.0) -> None:
 
 
 def environment(slot: int, jobs: int, device: str) -> dict[str, str]:
-    """Its share of the cores, and with several jobs on several GPUs one of those."""
+    """Environment of a job: its share of the cores; with several jobs and several GPUs, one of those."""
     cores = usable_cores()
     threads = max(cores // jobs, 1)
-    with contextlib.suppress(ValueError):  # a limit that the user has set already
+    with contextlib.suppress(ValueError):  # keep a lower limit that the user has set
         threads = min(threads, int(os.environ.get("OMP_NUM_THREADS", threads)))
     variables = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     if jobs > 1 and device in ("auto", "cuda"):
@@ -140,10 +141,10 @@ def visible_gpus() -> list[str]:
 
 
 class Status:
-    """A line for every running cell, on a terminal; elsewhere only what is said."""
+    """One line per running cell, on a terminal; elsewhere only logged lines."""
 
-    def __init__(self, live: Live | None, say: Say) -> None:
-        self.live, self.say = live, say
+    def __init__(self, live: Live | None, log: Log) -> None:
+        self.live, self.log = live, log
 
     def show(self, running: Iterable[Running], waiting: int) -> None:
         if self.live:
@@ -153,18 +154,18 @@ class Status:
 
 
 @contextlib.contextmanager
-def status_lines(say: Say) -> Iterator[Status]:
+def status_lines(log: Log) -> Iterator[Status]:
     output = console(stderr=True)
     if not output.is_terminal:
-        yield Status(None, say)
+        yield Status(None, log)
         return
     with Live(console=output, transient=True, refresh_per_second=4) as live:
-        yield Status(live, say)
+        yield Status(live, log)
 
 
 @contextlib.contextmanager
 def terminated_is_interrupted() -> Iterator[None]:
-    """SIGTERM ends the grid as Ctrl-C does, so that no cell goes on alone."""
+    """SIGTERM ends the grid like Ctrl-C, so that no cell is left running."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)

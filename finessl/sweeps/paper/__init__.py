@@ -3,6 +3,6 @@
     finessl paper                       what there is, and what each needs
     finessl paper main --only cifar100  run it, and print it next to the paper's values
 
-settings.toml and tables/*.toml hold the numbers and the settings; `contents` reads them, `grid` turns a table into runs,
-`needs` says what they lack, `report` puts ours beside the paper's.
+settings.toml and tables/*.toml hold the numbers and the settings. `contents` reads them, `grid` makes a grid of runs from a
+table, `needs` finds missing data and weights, `report` compares our results with the paper's.
 """

@@ -1,4 +1,4 @@
-"""A table as a grid of runs. Tables share runs: a run of the same recipe is found wherever it lies under --out."""
+"""A table as a grid of runs. Tables share runs: a run of the same recipe is found anywhere under --out."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from finessl.errors import FinesslError, Mistakes
 from finessl.recipe import Recipe
 from finessl.registry import nearest
 from finessl.runs.directory import RunDirectory
-from finessl.sweeps.compare import Cell, plain, short
+from finessl.sweeps.compare import Cell, axis_label, file_safe
 from finessl.sweeps.paper.contents import Column, Line, PaperTable
 from finessl.sweeps.paper.needs import Places, data_changes, data_lacks, lacking, locate
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One place of the table, with its runs: one for each seed, none where something is lacking."""
+    """One cell of the table and its runs: one per seed, none if something is missing."""
 
     row: Line
     column: Column
@@ -42,7 +42,7 @@ class Grid:
         return [cell for entry in self.entries for cell in entry.cells]
 
     def missing(self) -> dict[str, list[str]]:
-        """What is lacking → the rows and columns that wait for it."""
+        """Missing item → rows and columns that need it."""
         found: dict[str, list[str]] = {}
         for entry in self.entries:
             for reason in entry.lacks:
@@ -61,7 +61,12 @@ def make_grid(
     places: Places | None = None,
     train: bool = True,
 ) -> Grid:
-    """The entries that `only` leaves, column by column. Without `train` (to show what is finished) nothing is lacking."""
+    """The grid of a table.
+
+    only: words that select rows, columns and strategies.   seeds: runs per entry.   scale: factor of the number of steps.
+    changes: dotted field → value, departures from the paper.   places: of data and weights.   train: False to show finished
+    runs only; then nothing is reported as missing.
+    """
     changes = dict(changes or {})
     runs = find_runs(out)
     entries, mistakes = [], Mistakes()
@@ -79,10 +84,10 @@ def make_grid(
         if train:
             for cell in cells:
                 check_data(cell, recipe)
-        else:  # what stands in a run's place and is another one is not shown
+        else:  # a directory that holds another run is not shown
             cells = [cell for cell in cells if not cell.run.finished() or own_recipe(cell.run, cell.recipe)]
         lacks = lacking(recipe) if train else []
-        if lacks:  # what was trained elsewhere can be shown all the same
+        if lacks:  # runs that were trained elsewhere can still be shown
             cells = [cell for cell in cells if cell.run.finished()]
         entries.append(Entry(row, column, recipe, cells, lacks if len(cells) < seeds else []))
     mistakes.report()
@@ -99,22 +104,22 @@ def make_cells(
     folder: Path,
     changes: Mapping[str, Any],
 ) -> list[Cell]:
-    """A run for each seed: one that `runs` knows already, or a new one in `folder`, entered there for other places."""
-    settings = {**{short(name): value for name, value in changes.items()}, "steps": recipe.train.steps}
+    """One run per seed: a known one of `runs`, or a new one in `folder`, which is then added to `runs`."""
+    settings = {**{axis_label(name): value for name, value in changes.items()}, "steps": recipe.train.steps}
     name = ",".join(
-        [*map(plain, (column.group, column.name, row.name)), *(f"{n}={plain(v)}" for n, v in settings.items())]
+        [*map(file_safe, (column.group, column.name, row.name)), *(f"{n}={file_safe(v)}" for n, v in settings.items())]
     )
     cells = []
     for seed in range(seeds):
         seeded = Recipe.from_tree({**recipe.tree(), "seed": seed}, check=False)
         run = RunDirectory(runs.setdefault(identity(seeded), folder / table.id / f"{name},seed={seed}"))
-        place = {"setting": column.title, "row": row.name, "seed": seed}
-        cells.append(Cell(place, own_recipe(run, seeded) or seeded, run))
+        values = {"setting": column.title, "row": row.name, "seed": seed}
+        cells.append(Cell(values, own_recipe(run, seeded) or seeded, run))
     return cells
 
 
 def own_recipe(run: RunDirectory, recipe: Recipe) -> Recipe | None:
-    """What a finished run was trained with, if that is `recipe` but for the paths."""
+    """The recipe of a finished run if it equals `recipe` except for paths, else None."""
     try:
         return own if run.finished() and identity(own := run.recipe()) == identity(recipe) else None
     except FinesslError:  # of another version
@@ -122,7 +127,7 @@ def own_recipe(run: RunDirectory, recipe: Recipe) -> Recipe | None:
 
 
 def check_data(cell: Cell, recipe: Recipe) -> None:
-    """A finished run counts for the data that `recipe` names only if it saw the same; asked where the folder differs."""
+    """Refuse a finished run that was trained on other data than `recipe` names. Checked only if the folder differs."""
     data, known = recipe.data, cell.run.meta().get("data_fingerprint")
     if not known or data.root is None or data.root == cell.recipe.data.root:
         return
@@ -155,7 +160,7 @@ def read_scale(text: str) -> Fraction:
 
 
 def find_runs(out: Path) -> dict[str, Path]:
-    """identity → run directory under `out`; a finished one before others."""
+    """Identity → run directory under `out`; finished runs first."""
     found: dict[str, Path] = {}
     for file in sorted(out.rglob("recipe.toml")):
         run = RunDirectory(file.parent)
@@ -169,7 +174,7 @@ def find_runs(out: Path) -> dict[str, Path]:
 
 
 def identity(recipe: Recipe) -> str:
-    """Equal for recipes of equal results: without paths."""
+    """A recipe without paths: equal for recipes with equal results."""
     flat = {
         name: float(value) if isinstance(value, int) and not isinstance(value, bool) else value  # 4 and 4.0 are one
         for name, value in recipe.identity().items()
@@ -181,7 +186,7 @@ def identity(recipe: Recipe) -> str:
 
 
 def select(table: PaperTable, only: Sequence[str]) -> list[tuple[Line, Column]]:
-    """The places that `only` names. Words of one kind (data, setting, row, strategy) are alternatives."""
+    """The (row, column) pairs that `only` selects. Words of one kind (data, setting, row, strategy) are alternatives."""
     places = [
         (row, column) for column in table.columns for row in table.rows if (row.name, column.title) in table.values
     ]

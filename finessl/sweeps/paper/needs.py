@@ -1,4 +1,4 @@
-"""What a run needs besides finessl: data, the backbone's weights, text. And whether they are there."""
+"""Data, weights and text features that a run needs, and which of them are missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from finessl.registry import nearest
 
 @dataclass(frozen=True)
 class Places:
-    """Where things lie: '' → for all, else by the name of a data set or backbone."""
+    """Paths of data and weights: by name of a data set or backbone; '' for all."""
 
     root: Mapping[str, str] = field(default_factory=dict)
     weights: Mapping[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ def locate(recipe: Recipe, places: Places) -> Recipe:
     if root := places.root.get(source, places.root.get("")):
         inside = Path(root) / source
         merge(tree, {"data": {"root": str(inside if inside.is_dir() else root)}}, "--root")
-    # a file without a name belongs to the paper's backbone: it fits no other
+    # A file without a name is of the paper's backbone: it fits no other.
     weights = places.weights.get(backbone, places.weights.get("") if backbone == Recipe().model.backbone else None)
     if weights:
         merge(tree, {"model": {"weights": weights}}, "--weights")
@@ -55,7 +55,7 @@ def locate(recipe: Recipe, places: Places) -> Recipe:
 
 
 def lacking(recipe: Recipe) -> list[str]:
-    """What is not there, each with what to provide."""
+    """Missing items, each with what to provide."""
     options = tuple(sorted(recipe.source.options.items()))
     found = [
         data_lacks(recipe.data.source, recipe.data.root, options),
@@ -69,7 +69,7 @@ def lacking(recipe: Recipe) -> list[str]:
 
 
 def kinds(recipe: Recipe) -> list[str]:
-    """What it needs, in a few words."""
+    """What a recipe needs, in a few words."""
     text = ["class-name features"] if recipe.head.options.get("init") == "text" else []
     tower = ["text tower"] if recipe.head.name == "coop" else []
     return [recipe.data.source, recipe.model.backbone, *text, *tower]

@@ -1,4 +1,4 @@
-"""Our figures beside the paper's: the difference, and whether it lies within the paper's spread."""
+"""Our results next to the paper's: the difference, and whether it is within the paper's standard deviation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def within(ours: float, paper: Value) -> bool | None:
 
 
 def tabulate(grid: Grid) -> Tabulated:
-    """A row for each place of the table, the settings one after another."""
+    """One row per cell of the table, setting by setting."""
     if any(entry.row.field for entry in grid.entries):
         return tabulate_settings(grid)
     rows, records, ends = [], [], set()
@@ -86,7 +86,7 @@ def measured_row(table: PaperTable, entry: Entry, seeds: int) -> tuple[list[str]
 
 
 def tabulate_settings(grid: Grid) -> Tabulated:
-    """The fields of the base recipe ('a / b': their quotient) beside the paper's values."""
+    """Fields of the base recipe ('a / b': their quotient) next to the paper's values."""
     rows, records = [], []
     for entry in grid.entries:
         assert entry.row.field is not None
@@ -128,7 +128,7 @@ def notes(grid: Grid) -> list[str]:
 
 
 def other_weights(grid: Grid) -> list[str]:
-    """Finished runs whose weights lay elsewhere than the ones named now: whether they are the same is not known."""
+    """Finished runs whose weights had another path than the ones named now: whether they are equal is not known."""
     pairs = {
         (entry.recipe.model.weights, cell.recipe.model.weights)
         for entry in grid.entries
@@ -143,7 +143,7 @@ def other_weights(grid: Grid) -> list[str]:
 
 
 def overview(places: Places) -> Tabulated:
-    """Every table and figure and what it needs, with a star where that is not there."""
+    """All tables and figures and what they need; a star marks missing items."""
     tables = [read_table(name) for name in table_names()]
     rows, records = [], []
     reasons: set[str] = set()
