@@ -1,7 +1,12 @@
-"""Predictions in parts, killed and resumed: python tools/check_predict.py [--images 100000] [--work DIR]
+"""Predictions in parts, at scale.
 
-Writes generated images into tar shards, predicts them once without interruption and once with three kills (SIGKILL) by
-another number of processes, and compares the two folders byte by byte. Prints how the memory of the first grows.
+python tools/check_predict.py [--images 100000] [--work DIR]     killed and resumed
+python tools/check_predict.py --scaling [--work DIR]             two processes against one; needs two idle cores
+
+The first writes generated images into tar shards, predicts them once without interruption and once with three kills
+(SIGKILL) by another number of processes, compares the two folders byte by byte, and prints the memory of the first in
+each quarter of its work. The second measures images per second of one and of two processes where decoding is the limit
+(photos, a small network) and where the encoder is (small images, the embedded backbone).
 """
 
 from __future__ import annotations
@@ -10,11 +15,15 @@ import argparse
 import filecmp
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +32,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import finessl
+from finessl.bench.scale import write_originals
 from finessl.data.sources import open_dataset
+from finessl.runtime.machine import usable_cores
 
 SHARD = 500  # images
 BACKBONE = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)  # small: the files are the point
@@ -33,38 +44,80 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--work", type=Path, help="an empty folder to work in")
+    parser.add_argument("--scaling", action="store_true", help="measure one process against two")
     options = parser.parse_args()
     work = options.work or Path(tempfile.mkdtemp(prefix="finessl-predict-"))
     work.mkdir(parents=True, exist_ok=True)
-    shards = max(options.images // SHARD, 4)
+    if options.scaling:
+        measure_scaling(work)
+    else:
+        kill_and_resume(work, options.images)
+
+
+def start(run: Path, shards: Path, out: Path, jobs: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "finessl", "predict", str(run), str(shards), "--device", "cpu"]
+    return subprocess.Popen([*command, "--out", str(out), "--jobs", str(jobs)])
+
+
+# ---- killed and resumed ---------------------------------------------------------------------------------------------
+
+
+def kill_and_resume(work: Path, images: int) -> None:
+    shards = max(images // SHARD, 4)
     broken = write_shards(work / "shards", shards)
     run = make_run(work)
-
-    def start(out: str, jobs: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "finessl", "predict", str(run), str(work / "shards"), "--device", "cpu"]
-        return subprocess.Popen([*command, "--out", str(work / out), "--jobs", str(jobs)])
-
-    whole, memory = start("whole", 1), []
+    begin = partial(start, run, work / "shards")
+    begun, whole, memory = time.monotonic(), begin(work / "whole", 1), []
     while whole.poll() is None:
         memory.append((len(parts(work / "whole")), resident(whole.pid)))
         time.sleep(0.5)
-    working = [(count, size) for count, size in memory if count > 0 and size > 0]
-    early = max(size for count, size in working if count <= shards // 4 or count == working[0][0])
-    print(f"memory: {early:.0f} MB in the first quarter, {max(size for _, size in working):.0f} MB at most")
+    print(f"{shards * SHARD:,} images by one process: {time.monotonic() - begun:.0f} s, load {os.getloadavg()[0]:.1f}")
+    quarters = [[size for count, size in memory if size and count and count * 4 // shards == q] for q in range(4)]
+    shown = [f"{max(sizes):.0f}" if sizes else "–" for sizes in quarters]
+    print(f"largest memory in each quarter: {', '.join(shown)} MB", flush=True)
     for kill in (1, 2, 3):
-        process = start("killed", 2)
+        process = begin(work / "killed", 2)
         while process.poll() is None and len(parts(work / "killed")) < kill * shards // 4:
             time.sleep(0.02)
         process.kill()
         process.wait()
-        print(f"killed with {len(parts(work / 'killed'))} of {shards} parts")
-    assert start("killed", 2).wait() == 0 and whole.returncode == 0
+        print(f"killed with {len(parts(work / 'killed'))} of {shards} parts", flush=True)
+    assert begin(work / "killed", 2).wait() == 0 and whole.returncode == 0
     same = filecmp.dircmp(work / "whole", work / "killed")
     names = sorted(path.name for path in (work / "whole").iterdir())
     _, different, unreadable = filecmp.cmpfiles(work / "whole", work / "killed", names, shallow=False)
     finished = json.loads((work / "whole" / "predictions.json").read_text())["finished"]
     print(f"{finished}, {broken} broken images written; {len(names)} files, {len(different)} different")
     sys.exit(bool(different or unreadable or same.left_only or same.right_only or finished["broken"] != broken))
+
+
+# ---- one process and two --------------------------------------------------------------------------------------------
+
+
+def measure_scaling(work: Path) -> None:
+    """Rates from the times at which parts appear, without the start of the processes."""
+    photos = [path.read_bytes() for path in write_originals(work / "originals", 64)]
+    small = [jpeg(image) for image in sample_images(64)]
+    settings = dict(backbone="embedded", tuning="lora", steps=2, labels_per_class=2, batch_size=4)
+    embedded = work / "embedded"
+    finessl.train("sample", out=str(embedded), device="cpu", quiet=True, **settings)
+    cases = {"decoding": (make_run(work), photos, 200), "the encoder": (embedded, small, 100)}
+    for limit, (run, contents, size) in cases.items():
+        shards = work / limit.split()[-1]
+        shards.mkdir()
+        for number in range(24):
+            write_tar(shards / f"{number:04d}.tar", (contents[i % len(contents)] for i in range(size)))
+        rates = []
+        for jobs in (1, 2):
+            out = work / f"{shards.name}-{jobs}"
+            assert start(run, shards, out, jobs).wait() == 0
+            times = sorted(path.stat().st_mtime for path in parts(out))[2 * jobs - 1 :]
+            rates.append(size * (len(times) - 1) / (times[-1] - times[0]))
+        print(
+            f"limit {limit}: {rates[0]:.0f} images/s by one process, {rates[1]:.0f} by two: {rates[1] / rates[0]:.2f} "
+            f"times (load {os.getloadavg()[0]:.1f}, {usable_cores()} cores)",
+            flush=True,
+        )
 
 
 def parts(folder: Path) -> list[Path]:
@@ -80,26 +133,44 @@ def resident(process: int) -> float:
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
 
 
+def sample_images(count: int) -> Iterator[np.ndarray]:
+    """Varied sample images."""
+    sample, rng = open_dataset("sample"), np.random.default_rng(0)
+    for _ in range(count):
+        image = sample.train.read(int(rng.integers(len(sample.train)))).astype(np.int16)
+        yield (image + rng.integers(-40, 40, 3)).clip(0, 255).astype(np.uint8)
+
+
+def jpeg(image: np.ndarray) -> bytes:
+    encoded = io.BytesIO()
+    Image.fromarray(image).save(encoded, "JPEG", quality=80)
+    return encoded.getvalue()
+
+
+def write_tar(path: Path, contents: Iterable[bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for i, content in enumerate(contents):
+            info = tarfile.TarInfo(f"{i:05d}.jpg")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
 def write_shards(folder: Path, shards: int) -> int:
     """Varied sample images as JPEG; every fifth shard has a broken one."""
     folder.mkdir()
-    sample, rng = open_dataset("sample"), np.random.default_rng(0)
-    for number in range(shards):
-        with tarfile.open(folder / f"{number:04d}.tar", "w") as tar:
-            for i in range(SHARD):
-                image = sample.train.read(int(rng.integers(len(sample.train)))).astype(np.int16) + rng.integers(
-                    -40, 40, 3
-                )
-                encoded = io.BytesIO()
-                Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(encoded, "JPEG", quality=80)
-                content = encoded.getvalue()[: 100 if number % 5 == 0 and i == 7 else None]
-                info = tarfile.TarInfo(f"{i:05d}.jpg")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+    for number, images in enumerate(batched(sample_images(shards * SHARD), SHARD)):
+        cut = 7 if number % 5 == 0 else -1
+        write_tar(folder / f"{number:04d}.tar", (jpeg(x)[: 100 if i == cut else None] for i, x in enumerate(images)))
     return len(range(0, shards, 5))
 
 
+def batched(images: Iterator[np.ndarray], size: int) -> Iterator[list[np.ndarray]]:
+    while some := list(islice(images, size)):
+        yield some
+
+
 def make_run(work: Path) -> Path:
+    """A finished run of a network so small that files are the limit."""
     folder = work / "backbone"
     folder.mkdir()
     save_file(

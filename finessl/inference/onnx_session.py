@@ -27,8 +27,9 @@ def require(extra: str) -> None:
         raise FinesslError(f"ONNX needs {error.name}: pip install 'finessl[{extra}]'.") from error
 
 
-def open_session(file: Path, provider: str | None = None) -> Any:
-    """A session on the CPU, or on the named execution provider ("CUDA" for CUDAExecutionProvider)."""
+def open_session(file: Path, provider: str | None = None, threads: int | None = None) -> Any:
+    """A session on the CPU, or on the named execution provider ("CUDA" for CUDAExecutionProvider). `threads`: by default
+    those of OMP_NUM_THREADS, else all cores."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -43,8 +44,8 @@ def open_session(file: Path, provider: str | None = None) -> Any:
         )
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
-    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
-        settings.intra_op_num_threads = int(os.environ["OMP_NUM_THREADS"])
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    settings.intra_op_num_threads = threads or (int(wanted) if wanted.isdecimal() else 0)
     try:
         return onnxruntime.InferenceSession(str(file), settings, providers=[name])
     except Exception as error:  # onnxruntime's exceptions have no common base
@@ -54,11 +55,11 @@ def open_session(file: Path, provider: str | None = None) -> Any:
 class OnnxClassifier:
     """The classifier in an onnx export: `classes`, `image_size`, `predict_proba`, `embed`."""
 
-    def __init__(self, folder: str | Path, provider: str | None = None) -> None:
+    def __init__(self, folder: str | Path, provider: str | None = None, threads: int | None = None) -> None:
         file = Path(folder) / "model.onnx"
         if not file.is_file():
             raise FinesslError(f"{folder} holds no model.onnx; make it with finessl export RUN --format onnx.")
-        self.session = open_session(file, provider)
+        self.session = open_session(file, provider, threads)
         try:
             about = json.loads(self.session.get_modelmeta().custom_metadata_map["finessl"])
             self.classes: list[str] = about["classes"]

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 import finessl
+from finessl.bench import export as bench_export
 from finessl.cli import app
 from finessl.data.images import decode
 from finessl.errors import FinesslError
@@ -245,6 +246,27 @@ def test_sample_stands_in_for_lost_data(make_run: MakeRun, tmp_path: Path) -> No
     recipe = run / "recipe.toml"
     recipe.write_text(re.sub(r"(?m)^source = .*", 'source = "/nowhere"', recipe.read_text()))
     assert export_run(run, tmp_path / "timm", format="timm").source == "images of the sample"
+
+
+def test_bench_compares_with_own_prediction(
+    onnx_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exported(run: str, out: Path, *, precision: str, weights: None) -> None:
+        if precision != "fp32":
+            raise FinesslError("int8 does not agree with the run")
+        shutil.copytree(onnx_folder, out)
+
+    monkeypatch.setattr(bench_export, "export_run", exported)
+    monkeypatch.setattr(bench_export, "supports_bf16", lambda device: True)
+    threads = torch.get_num_threads()
+    run = str(onnx_folder.parent / "run")
+    app(["bench", "export", run, "--batch-size", "4", "--repeats", "1", "--json"], standalone_mode=False)
+    captured = capsys.readouterr()
+    rows = json.loads(captured.out)
+    assert "int8 does not agree" in captured.err
+    assert [row["part"] for row in rows] == ["ONNX Runtime, fp32"] * 2
+    assert [row["reference"] for row in rows] == ["finessl, fp32", "finessl, bf16"]
+    assert all(row["ratio"] > 0 for row in rows) and torch.get_num_threads() == threads
 
 
 def test_gate() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +24,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 from starlette.testclient import TestClient  # noqa: E402
 
 import finessl  # noqa: E402
+from finessl.bench import serve as bench_serve  # noqa: E402
 from finessl.cli import app  # noqa: E402
 from finessl.errors import FinesslError  # noqa: E402
 from finessl.inference.serve import Batcher, Busy, Limits, Service  # noqa: E402
@@ -182,6 +186,32 @@ def test_bad_arguments(make_run: MakeRun) -> None:
         with pytest.raises(FinesslError, match=message):
             app(["serve", run, *words], standalone_mode=False)
     listener.close()
+
+
+def test_bench_counts_requests_and_overhead(
+    make_run: MakeRun,
+    classifier: finessl.Classifier,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @contextmanager
+    def server_of_this_process(*_: object) -> Iterator[tuple[int, int]]:
+        listener = bind("127.0.0.1", 0)
+        server = uvicorn.Server(uvicorn.Config(Service(classifier, Limits()).app(), log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield os.getpid(), listener.getsockname()[1]
+        server.should_exit = True
+        thread.join()
+
+    uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+    monkeypatch.setattr(bench_serve, "running_server", server_of_this_process)
+    words = ["--clients", "4", "--requests", "12", "--repeats", "1", "--device", "cpu"]
+    app(["bench", "serve", str(make_run()), *words, "--json"], standalone_mode=False)
+    found = json.loads(capsys.readouterr().out)
+    assert found["requests"] == 12 and found["errors"] == 0 and 0 < found["p50"] <= found["p99"]
+    assert found["requests_per_second"] > 0 and found["server"] > 0 and found["bare"] > 0
+    assert found["overhead"] == pytest.approx(found["bare"] / found["server"] - 1)
 
 
 @pytest.mark.slow

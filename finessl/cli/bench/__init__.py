@@ -36,4 +36,4 @@ def print_rates(rows: Sequence[Rate], json_: bool) -> None:
         print(f"{row.part:<20}{row.rate:>12,.0f}{against}")
 
 
-from finessl.cli.bench import augment, data, predict, quick, scale, step, tuning  # noqa: E402, F401 - each adds its verb
+from finessl.cli.bench import augment, data, export, predict, quick, scale, serve, step, tuning  # noqa: E402, F401 - each adds its verb
