@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from finessl.cli.bench import bench, print_rates
-from finessl.cli.options import Json
+from finessl.cli.options import Json, Moved
 
 
 @bench.command()
@@ -16,7 +16,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
     batch_size: Annotated[int, typer.Option(help="Images at a time.", min=1)] = 32,
     repeats: Annotated[int, typer.Option(help="Rounds; the median counts.", min=1)] = 9,
-    weights: Annotated[str | None, typer.Option(help="The backbone's weights, if they moved.")] = None,
+    weights: Moved = None,
     json_: Json = False,
 ) -> None:
     """ONNX Runtime against finessl's own prediction on the CPU, one thread each, in images per second of CPU time."""
