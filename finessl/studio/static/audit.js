@@ -76,7 +76,7 @@ class AuditScreen {
     this.drawFigure();
     replace(this.history, ...this.before.map((one) => h("li", { class: one.right ? "right" : "not-right" },
       h("img", { src: thumbnail(one.id), alt: "" }), h("span", { class: "judgement" }, one.right === null ? "–" : one.right ? "✓ right" : "✕ wrong"),
-      one.right ? chip(one.given) : h("span", {}, chip(one.given), h("small", {}, "predicted "), chip(one.predicted)))));
+      one.right ? chip(one.given) : h("span", {}, chip(one.given), h("small", {}, "predicted ", chip(one.predicted))))));
     this.panel.update();
   }
 

@@ -39,7 +39,7 @@ export class ClassPanel {
       onkeydown: (/** @type {KeyboardEvent} */ event) => this.typed(event),
     });
     this.list = h("ul", { class: "classes" });
-    this.element = h("section", { class: "class-panel", "aria-label": label }, this.list, h("div", { class: "find" }, this.input, keycap("/")));
+    this.element = h("section", { class: "class-panel", "aria-label": label }, h("div", { class: "column-heads", "aria-hidden": "true" }, h("span", {}, "doubt"), h("span", {}, "labels")), this.list, h("div", { class: "find" }, this.input, keycap("/")));
     this.update();
   }
 

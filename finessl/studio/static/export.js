@@ -7,10 +7,10 @@ import { store } from "./state.js";
 /** @typedef {{labels: number, formats: {format: string, ok: boolean, why: string}[], commands: Record<string, string>}} Offer */
 
 const GOODS = [
-  ["csv", "Labels as a table", "A CSV file with the columns path and label: the input of finessl quick and finessl train.", "quick"],
-  ["folders", "Labels as folders", "A folder per class with copies of its images.", "train"],
-  ["classifier", "The classifier", "The trained model, or one from frozen features, with its preprocessing.", "export"],
-  ["report", "The report", "One HTML file that says in plain words how far to trust the classifier.", "report"],
+  ["csv", "Labels as a table", "A CSV file with the columns path and label: the input of finessl quick and finessl train.", "quick", "Write the table"],
+  ["folders", "Labels as folders", "A folder per class with copies of its images.", "train", "Copy into folders"],
+  ["classifier", "The classifier", "The trained model, or one from frozen features, with its preprocessing.", "export", "Write the classifier"],
+  ["report", "The report", "One HTML file that says in plain words how far to trust the classifier.", "report", "Write the report"],
 ];
 const CLASSIFIERS = ["onnx", "pt2", "timm", "adapter"];
 const FORMATS = /** @type {Record<string, string>} */ ({ timm: "a folder that timm.create_model opens", onnx: "for onnxruntime, without Python if need be", pt2: "for torch.export.load", adapter: "the tuned weights alone" });
@@ -49,10 +49,10 @@ class ExportScreen {
   }
 
   /** @param {string[]} goods @param {Offer} offer */
-  card([what, title, text, use], offer) {
+  card([what, title, text, use, action], offer) {
     const hindrance = this.hindrance(what, offer);
     const result = h("div", { class: "result", "aria-live": "polite" });
-    const button = h("button", { type: "button", class: "primary", disabled: hindrance !== "" }, "Write it");
+    const button = h("button", { type: "button", disabled: hindrance !== "" }, action);
     button.addEventListener("click", () => void this.write(what, button, result));
     const refused = what === "classifier" ? offer.formats.filter(({ format, ok, why }) => CLASSIFIERS.includes(format) && !ok && why) : [];
     return h("section", { class: "card", "data-what": what }, h("h2", {}, title), h("p", { class: "quiet" }, text),
@@ -63,6 +63,7 @@ class ExportScreen {
 
   /** @param {string} what @param {HTMLButtonElement} button @param {HTMLElement} result */
   async write(what, button, result) {
+    const action = button.textContent;
     button.disabled = true;
     button.textContent = "Writing…";
     try {
@@ -73,7 +74,7 @@ class ExportScreen {
       complain(error);
     }
     button.disabled = false;
-    button.textContent = "Write it";
+    button.textContent = action;
   }
 
   update() {
