@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test fuzz export-check lint docs clean
+.PHONY: help install demo test test-browser fuzz export-check lint docs clean
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -26,6 +26,15 @@ demo: install  ## train on sample images with 4 labels per class, on the CPU (tw
 
 test: install  ## run every test on the CPU; JOBS=2 is the number of processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+
+test-browser: $(VENV)/.browser  ## run the studio's tests in Chromium: the system's, or one that Playwright fetches
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/studio/test_browser.py
+
+$(VENV)/.browser: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[browser]'
+	@for name in $$PLAYWRIGHT_CHROMIUM chromium chromium-browser google-chrome; do command -v $$name && exit; done; \
+	  $(BIN)/python -m playwright install chromium || echo "Chromium cannot be fetched here; the tests say what to do."
+	touch $@
 
 fuzz: install  ## ten minutes of hostile input; FUZZ="--seed 1 --minutes 60 --only images" for more
 	$(BIN)/python tests/fuzz --jobs $(JOBS) $(FUZZ)

@@ -56,7 +56,7 @@ let last = Promise.resolve();
 
 /**
  * A write that waits for the ones before it and repeats itself until the server answers. A label given while the server is
- * away is kept in the page and saved when it is back.
+ * away, or was started again and does not know this page yet, is kept in the page and saved later.
  * @param {string} path
  * @param {object} body
  * @param {{repeat?: boolean}} [options] repeat: whether doing it twice is as good as doing it once
@@ -75,7 +75,7 @@ async function insist(path, body) {
     try {
       return await post(path, body);
     } catch (error) {
-      const transient = error instanceof Unreachable || (error instanceof Refused && error.status >= 502);
+      const transient = error instanceof Unreachable || (error instanceof Refused && (error.status === 401 || error.status >= 502));
       if (!transient) throw error;
       await new Promise((resolve) => setTimeout(resolve, wait));
     }
@@ -95,12 +95,12 @@ export function listen() {
   addEventListener("pagehide", () => source.close());
 }
 
-/** An event stream that was refused stays closed: ask why, and open it again if the server is back. */
+/** An event stream that was refused stays closed: open it again once the server knows this page. */
 async function reopen() {
   try {
     update({ state: await get("/api/state"), connection: "live" });
     listen();
   } catch {
-    if (store.connection !== "denied") setTimeout(reopen, 2000);
+    setTimeout(reopen, 2000);
   }
 }

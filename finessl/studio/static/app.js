@@ -30,8 +30,7 @@ let mounted = null;
 function route() {
   if (!store.state) return;
   const wanted = location.hash.slice(1);
-  const fallback = store.state.classes.length ? label : start;
-  const next = SCREENS.find((one) => one.id === wanted) ?? fallback;
+  const next = SCREENS.find((one) => one.id === wanted) ?? screen ?? (store.state.classes.length ? label : start);
   if (next === screen) return;
   mounted?.leave?.();
   screen = next;
@@ -77,7 +76,7 @@ function drawNotice() {
   const kept = unsaved ? ` ${plural(unsaved, "answer")} ${unsaved === 1 ? "is" : "are"} kept in this page until then: leave it open.` : "";
   const text = {
     lost: `The studio does not answer. It reconnects by itself; if it was closed, start it again: finessl studio ${state?.project.data ?? "DATA"}.${kept}`,
-    denied: "This page is not signed in, perhaps because the studio was started again. Open the address that the terminal shows.",
+    denied: `This page is not signed in, perhaps because the studio was started again. Open the address that the terminal shows.${kept}`,
   }[/** @type {string} */ (connection)];
   $("notice").hidden = !text;
   $("notice").textContent = text ?? "";

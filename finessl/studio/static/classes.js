@@ -26,11 +26,10 @@ export async function addClass(name) {
 export class ClassPanel {
   /**
    * @param {{pick: (id: number|null) => void, none?: boolean, selected?: () => number|null|undefined,
-   *   adding?: boolean, label?: string}} options
+   *   adding?: boolean, label?: string, done?: () => void}} options done: Enter in the empty field
    */
-  constructor({ pick, none = true, selected = () => undefined, adding = true, label = "Classes" }) {
-    Object.assign(this, { pick, none, selected, adding });
-    this.pick = pick;
+  constructor({ pick, none = true, selected = () => undefined, adding = true, label = "Classes", done = () => {} }) {
+    Object.assign(this, { pick, none, selected, adding, done });
     this.choice = 0;
     this.input = h("input", {
       type: "text", placeholder: adding ? "Find or add a class" : "Find a class", "aria-label": adding ? "Find or add a class" : "Find a class",
@@ -129,6 +128,9 @@ export class ClassPanel {
     else if (event.key === "Enter" && this.input.value.trim() && last >= 0) {
       if (this.choice < found.length) this.choose(found[this.choice].id);
       else void this.add(fresh);
+    } else if (event.key === "Enter" && !this.input.value.trim()) {
+      this.input.blur();
+      this.done();
     } else return;
     event.preventDefault();
     this.update();

@@ -2,6 +2,8 @@
 import { h } from "./dom.js";
 import { large } from "./state.js";
 
+const LARGEST = 12; // times its own size: beyond that a small image is a blur
+
 export class Picture {
   constructor() {
     /** @type {Map<number, HTMLImageElement>} */
@@ -38,6 +40,10 @@ export class Picture {
   /** @param {number} id @returns {HTMLImageElement} */
   load(id) {
     const image = /** @type {HTMLImageElement} */ (h("img", { src: large(id), alt: "", draggable: "false", decoding: "sync" }));
+    image.addEventListener("load", () => {
+      image.style.maxWidth = `${LARGEST * image.naturalWidth}px`;
+      image.style.maxHeight = `${LARGEST * image.naturalHeight}px`;
+    });
     image.addEventListener("error", () => {
       image.dataset.failed = "";
       this.failure.textContent = "This image cannot be read. X sets it apart, → skips it.";

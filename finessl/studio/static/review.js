@@ -97,6 +97,7 @@ class ReviewScreen {
 
   draw() {
     replace(this.tabs, ...KINDS.map((kind) => h("button", { type: "button", "aria-pressed": String(kind === this.kind), onclick: () => void this.open(kind) }, kind[1], kind === this.kind && !this.loading && h("small", {}, count(this.items.length)))));
+    this.tabs.querySelector("[aria-pressed=true]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
     const item = this.current;
     this.pictures.hidden = this.foot.hidden = !item;
     this.message.hidden = Boolean(item);

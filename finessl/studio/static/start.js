@@ -11,7 +11,7 @@ const KEYS = [["a … z", "name a class; Enter adds it"], ["Enter", "start to la
 class StartScreen {
   constructor() {
     const { project } = /** @type {import("./state.js").State} */ (store.state);
-    this.panel = new ClassPanel({ pick: () => this.panel.input.focus(), none: false });
+    this.panel = new ClassPanel({ pick: () => this.panel.input.focus(), none: false, done: () => this.go() });
     this.step = h("p", { class: "quiet" });
     this.progress = h("section", { class: "preparation" });
     this.begin = h("a", { class: "button primary", href: "#label" }, "Start to label", keycap("↵"));
@@ -60,9 +60,14 @@ class StartScreen {
     replace(this.progress, done < total && bar, h("p", { class: "quiet" }, text));
   }
 
+  go() {
+    if (store.state?.classes.length) location.hash = "label";
+    else this.panel.input.focus();
+  }
+
   /** @param {KeyboardEvent} event */
   key(event) {
-    if (event.key === "Enter" && store.state?.classes.length) location.hash = "label";
+    if (event.key === "Enter") this.go();
     else if (event.key === "/") this.panel.search("");
     else if (isLetter(event)) this.panel.search(event.key);
     else return false;

@@ -46,8 +46,8 @@ class TrainScreen {
         ? empty("Two classes with labels are needed", `There ${state.labels === 1 ? "is" : "are"} ${plural(state.labels, "label")} so far. One label of each class is enough to begin; four or more do much better.`, h("a", { class: "button primary", href: "#label" }, "Label"))
         : plan && h("dl", { class: "facts" },
           fact("backbone", plan.backbone), fact("tuning", plan.tuning), fact("steps", count(plan.steps)), fact("expected time", plan.seconds ? `about ${duration(plan.seconds)}` : "not known yet"),
-          fact("labels", count(state.labels)), fact("unlabeled", count(Math.max(0, state.project.images - state.labels - state.none)))),
-      ready && plan?.why && h("p", { class: "plan-why" }, plan.why));
+          training.state === "idle" && fact("labels", count(state.labels)), training.state === "idle" && fact("unlabeled", count(Math.max(0, state.project.images - state.labels - state.none)))),
+      ready && plan?.why && h("p", { class: "plan-why" }, h("span", { class: "lead-in" }, "why "), plan.why));
   }
 
   /** @param {import("./state.js").Training} training @param {boolean} ready */
@@ -70,7 +70,7 @@ class TrainScreen {
     if (training.state === "idle") return replace(this.progress);
     const left = training.state === "running" && training.seconds_left ? `, ${duration(training.seconds_left)} left` : "";
     const bar = h("progress", { max: training.steps || 1, value: training.step, "aria-label": "Progress" });
-    replace(this.progress, bar, h("p", { class: "quiet" }, training.steps ? `step ${count(training.step)} of ${count(training.steps)}${left}` : "starting…", training.run && h("span", { class: "path" }, training.run)));
+    replace(this.progress, bar, h("p", { class: "quiet" }, training.state === "running" && !training.step ? "starting: reading the images and the backbone" : `step ${count(training.step)} of ${count(training.steps)}${left}`, training.run && h("span", { class: "path" }, training.run)));
   }
 
   /** @param {import("./state.js").Training} training */

@@ -1,0 +1,217 @@
+"""The studio as its user sees it: Chromium, the keyboard, and a server that may die."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import random
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from browser import find_chromium, studio, write_images  # noqa: E402
+
+with contextlib.suppress(ImportError):  # the fixture says what to do
+    from playwright.sync_api import expect, sync_playwright
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+PATIENCE, TRAINING = 30_000, 180_000  # milliseconds until a test gives up
+FOLDERS = ("frog", "ship", "truck")
+NAMES = ("frog", "<img src=//example.org onerror=alert(1)>", "truck & <b>bus</b>")  # hostile names are only names
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    path = find_chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    context = chromium.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(PATIENCE)
+    expect.set_options(timeout=PATIENCE)
+    yield context.new_page()
+    context.close()
+
+
+def key_of(name: str) -> str:
+    return str(FOLDERS.index(name.split("-")[0]) + 1)
+
+
+def shown(page: Any) -> str:
+    """The file name below the large image."""
+    return page.locator(".picture figcaption").first.inner_text()
+
+
+def label_next(page: Any) -> str:
+    name = shown(page)
+    page.keyboard.press(key_of(name))
+    expect(page.locator(".picture figcaption").first).not_to_have_text(name)
+    return name
+
+
+def go(page: Any, screen: str) -> None:
+    page.get_by_role("navigation", name="Screens").get_by_role("link", name=screen).click()
+
+
+def name_classes(page: Any) -> None:
+    expect(page.get_by_role("heading", name="Classes")).to_be_visible()
+    for number, name in enumerate(NAMES, 1):
+        page.keyboard.type(name)
+        page.keyboard.press("Enter")
+        expect(page.locator(".class-name")).to_have_text(list(NAMES[:number]))
+
+
+def labels_in(table: Path) -> dict[str, str]:
+    with open(table, newline="") as file:
+        return {row["path"]: row["label"] for row in csv.DictReader(file)}
+
+
+def label(page: Any) -> None:
+    page.keyboard.press("Enter")
+    names = [label_next(page) for _ in range(15)]
+    expect(page.locator("#labels")).to_have_text("15 labels")
+    page.keyboard.press("u")  # the last one comes back
+    expect(page.locator("#labels")).to_have_text("14 labels")
+    expect(page.locator(".picture figcaption")).to_have_text(names[-1])
+    label_next(page)
+    expect(page.locator("#labels")).to_have_text("15 labels")
+    assert page.evaluate("performance.getEntriesByName('next-image').length") >= 15
+    expect(page.locator(".guess.first")).to_be_visible()  # suggestions have come
+
+
+def sort(page: Any) -> int:
+    """Accept a wall but for the wrong ones; how many labels there are then."""
+    go(page, "Sort")
+    expect(page.locator(".cell img").first).to_be_visible()
+    for cell in page.locator(".cell").all():
+        if not (cell.get_attribute("title") or "").startswith(FOLDERS[0]):
+            cell.click()
+    accept = page.get_by_role("button", name=re.compile("^Accept"))
+    count = int(re.search(r"Accept (\d+)", accept.inner_text())[1])  # type: ignore[index]
+    page.keyboard.press("Enter")
+    expect(page.locator("#labels")).to_have_text(f"{15 + count} labels")
+    return 15 + count
+
+
+def start_training(page: Any) -> None:
+    go(page, "Train")
+    page.get_by_label("Time budget").select_option("steps")
+    page.get_by_label("Steps").fill("30")
+    page.get_by_role("button", name="Start training").click()
+    expect(page.get_by_role("heading", name="Training", exact=True)).to_be_visible()
+
+
+def review(page: Any) -> None:
+    go(page, "Review")
+    for kind in page.locator(".tabs button").all():
+        kind.click()
+        expect(page.locator(".loading:visible")).to_have_count(0)
+        if page.locator(".reason").is_visible():
+            break
+    left = int(page.locator(".tabs small").inner_text())
+    page.keyboard.press("i")
+    expect(page.locator(".tabs small")).to_have_text(str(left - 1))
+
+
+def audit(page: Any) -> str:
+    go(page, "Audit")
+    expect(page.locator(".picture figcaption")).to_be_visible()
+    expect(page.locator(".judgement")).to_have_count(0)  # nothing is predicted before the answer
+    for _ in range(20):
+        label_next(page)
+    expect(page.locator(".audit-figure")).to_contain_text("from 20 audited images")
+    expect(page.locator("#accuracy")).to_contain_text("audited")
+    return page.locator("#accuracy").text_content()
+
+
+def export(page: Any) -> Path:
+    go(page, "Export")
+    card = page.locator("[data-what=csv]")
+    card.get_by_role("button", name="Write the table").click()
+    return Path(card.locator(".result .path").inner_text())
+
+
+def test_the_whole_story(page: Any, tmp_path: Path) -> None:
+    data = write_images(tmp_path / "photos", FOLDERS, 30)
+    asked: list[str] = []
+    complaints: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("dialog", lambda dialog: complaints.append(dialog.message))
+    with studio(data) as server:
+        page.goto(server.address)
+        assert page.url == f"{server.origin}/"  # the token is gone from the address
+        name_classes(page)
+        label(page)
+        total = sort(page)
+        start_training(page)
+        review(page)  # while it trains
+        figure = audit(page)
+        table = export(page)
+        go(page, "Train")
+        expect(page.get_by_role("heading", name="Trained")).to_be_visible(timeout=TRAINING)
+        expect(page.locator(".chart").first).to_be_visible()
+        origin = server.origin
+    found = labels_in(table)
+    assert len(found) == total
+    assert all(NAMES[FOLDERS.index(path.split("-")[0])] == name for path, name in found.items())
+    assert not complaints
+    assert all(url.startswith(origin) for url in asked)
+
+    with studio(data) as server:  # closed and opened again
+        page.goto(server.address)
+        expect(page.locator("#labels")).to_have_text(f"{total} labels")
+        expect(page.locator("#accuracy")).to_have_text(figure)
+        expect(page.locator(".classes li:not(:last-child) .class-name")).to_have_text(list(NAMES))
+        go(page, "Train")
+        expect(page.get_by_role("heading", name="Trained")).to_be_visible()
+
+
+def test_labels_survive_the_death_of_the_server(page: Any, tmp_path: Path) -> None:
+    """Killed while labels are on their way: what was answered is on the disk, the rest waits in the page."""
+    data = write_images(tmp_path / "photos", FOLDERS, 20)
+    dice = random.Random(0)
+    given: dict[str, str] = {}
+    port = 0
+    for turn in range(2):
+        with studio(data, port) as server:
+            port = server.port
+            if turn == 0:
+                page.goto(server.address)
+                name_classes(page)
+                page.keyboard.press("Enter")
+            else:  # another tab signs in; this one sends what it has kept
+                other = page.context.new_page()
+                other.goto(server.address)
+                expect(page.locator("#notice")).to_be_hidden()
+                expect(page.locator("#labels")).to_have_text(f"{len(given)} labels")
+                other.close()
+            for _ in range(dice.randrange(5, 12)):
+                name = label_next(page)
+                given[name] = NAMES[int(key_of(name)) - 1]
+            page.keyboard.press(key_of(name := shown(page)))  # this one may not arrive
+            given[name] = NAMES[int(key_of(name)) - 1]
+            page.wait_for_timeout(dice.choice([0, 5, 20]))
+            server.end(signal.SIGKILL)
+        if turn == 0:
+            expect(page.locator("#notice")).to_contain_text("does not answer")
+    lines = (data.with_name("photos.finessl") / "labels.jsonl").read_text().splitlines()
+    written = {event["image"]: event["to"] for event in map(json.loads, lines) if "image" in event}
+    last = name
+    assert {image: to for image, to in written.items() if image != last} == {
+        k: v for k, v in given.items() if k != last
+    }
+    assert written.get(last, given[last]) == given[last]
