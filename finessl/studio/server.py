@@ -130,11 +130,11 @@ class Server:
         while not self.closing:
             state = await run_in_threadpool(self.studio.state)
             for name, value in (("state", state), ("training", state["training"])):
-                content = json.dumps({k: v for k, v in value.items() if k != "version"} if name == "state" else value)
+                content = json.dumps(value)
                 if sent.get(name) != content:
                     sent[name] = content
                     alive = time.monotonic()
-                    yield f"event: {name}\ndata: {json.dumps(value)}\n\n"
+                    yield f"event: {name}\ndata: {content}\n\n"
             if time.monotonic() - alive > HEARTBEAT:
                 alive = time.monotonic()
                 yield ": alive\n\n"

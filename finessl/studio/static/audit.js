@@ -30,6 +30,7 @@ class AuditScreen {
         keyline([["1–9", "what you see"], ["X", "none of these"], ["Z", "zoom"]])));
     this.message = h("div", { class: "stage" });
     this.element = h("div", { class: "bench audit" }, this.stage, this.message, h("aside", { class: "side" }, this.figure, this.panel.element, this.history));
+    this.draw();
     void this.open();
   }
 

@@ -29,7 +29,7 @@ class Queue {
     this.given = new Map();
     /** @type {Set<number>} */
     this.skipped = new Set();
-    this.loaded = false;
+    this.left = Infinity; // images without a label, as far as the server has said
   }
 
   /** Suggestions are renewed in place; the order of what waits stays. @param {Item[]} items */
@@ -39,21 +39,30 @@ class Queue {
       if (position >= 0) this.ahead[position] = item;
       else if (this.ahead.length < AHEAD && !this.given.has(item.id) && !this.skipped.has(item.id)) this.ahead.push(item);
     }
-    this.loaded = true;
   }
 
   async refill() {
     const known = [...this.ahead.map((item) => item.id), ...this.skipped, ...this.given.keys()].slice(-200);
-    const answer = await get("/api/queue", { n: AHEAD, after: known.join(",") });
-    this.merge(answer.items);
+    const { items, left } = await get("/api/queue", { n: AHEAD, after: known.join(",") });
+    this.left = left;
+    this.merge(items);
+  }
+
+  /** New suggestions for what waits; what was labeled elsewhere goes, but for the image on the screen. */
+  async refresh() {
+    const { items, left } = await get("/api/queue", { n: 2 * AHEAD, after: [...this.skipped].slice(-200).join(",") });
+    const fresh = new Set(items.map((/** @type {Item} */ item) => item.id));
+    this.ahead = this.ahead.filter(({ id }, k) => k === 0 || fresh.has(id) || this.given.has(id) || this.skipped.has(id));
+    this.left = left;
+    this.merge(items);
   }
 
   /** @param {number|null} [classId] undefined: skipped */
   leave(classId) {
     const item = this.ahead.shift();
     if (!item) return;
-    if (classId === undefined) this.skipped.add(item.id);
-    else this.given.set(item.id, classId);
+    if (classId !== undefined) this.given.set(item.id, classId);
+    else if (!this.given.has(item.id)) this.skipped.add(item.id);
     this.past.push(item);
     if (this.past.length > 500) this.past.shift();
   }
@@ -88,6 +97,7 @@ class LabelScreen {
     this.stage = h("div", { class: "stage" }, this.picture.element, this.foot);
     this.message = h("div", { class: "stage", hidden: true });
     this.element = h("div", { class: "bench" }, this.stage, this.message, h("aside", { class: "side" }, this.panel.element, this.why, this.progress));
+    this.draw();
     void this.fetch();
   }
 
@@ -189,8 +199,8 @@ class LabelScreen {
 
   drawEmpty() {
     this.picture.clear();
-    if (!this.queue.loaded) return replace(this.message, h("p", { class: "loading" }, "Choosing the first images…"));
     const skipped = this.queue.skipped.size;
+    if (this.queue.left > skipped) return replace(this.message, h("p", { class: "loading" }, "Choosing the next images…"));
     const again = h("button", { onclick: () => { this.queue.skipped.clear(); void this.fetch(); } }, `Show the ${plural(skipped, "skipped image")} again`);
     replace(this.message, skipped
       ? empty("Only skipped images are left", "Every other image has a label.", again)
@@ -202,7 +212,18 @@ class LabelScreen {
     const { done, total } = /** @type {import("./state.js").State} */ (store.state).features;
     replace(this.progress, done < total && `${count(done)} of ${count(total)} images are encoded; the order improves as they arrive.`);
     if (this.current) this.drawEvidence(this.current);
-    else if (this.queue.loaded) this.drawEmpty();
+    else this.drawEmpty();
+    if (!this.refreshing && store.state?.version !== this.version) void this.refresh();
+  }
+
+  /** Suggestions are solved again after each label; the answer to that label may be older. */
+  async refresh() {
+    this.refreshing = true;
+    this.version = store.state?.version;
+    await this.queue.refresh().catch(() => undefined); // the notice says that the server is away
+    this.refreshing = false;
+    this.draw();
+    if (store.state?.version !== this.version) this.update();
   }
 }
 
