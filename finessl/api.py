@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from finessl.data.dataset import Dataset
+from finessl.data.sources import is_own
 from finessl.errors import FinesslError
 from finessl.inference.classifier import Classifier, load
 from finessl.recipe import Recipe
 from finessl.recipe.catalog import short_names
 from finessl.registry import nearest
+from finessl.registry import plugins as plugin_files
+from finessl.runs.directory import RunDirectory
+from finessl.runtime.progress import Display
+from finessl.training import quick as frozen
 from finessl.training.loop import Settings
 from finessl.training.loop import train as run_recipe
+from finessl.training.plan import Plan, make_plan, read_budget
 
 # Short names of the fields that people set most; any other field goes by its dotted name in `settings=`.
 SHORT = {name: setting.name for name, setting in short_names().items()}
+
+
+OPEN = ("train.steps", "model.backbone")  # without a recipe and without these, a run on the user's own data is planned
+OWN_TUNING = "adaptformer"  # on the user's own data; the paper's default is vpt-deep
 
 
 def make_recipe(
@@ -32,6 +43,13 @@ def make_recipe(
 
     plugins: files or modules to import first.   check: all names and options.   source: also that the data is there.
     """
+    return Recipe.read(recipe, dotted(fields, more, plugins=plugins), check=check, source=source)
+
+
+def dotted(
+    fields: Mapping[str, Any], more: Mapping[str, Any] | None = None, *, plugins: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Short names as dotted ones, and `more`, which has the last word."""
     overrides = {}
     for name, value in fields.items():
         if name not in SHORT:
@@ -40,7 +58,71 @@ def make_recipe(
             overrides[SHORT[name]] = str(value) if isinstance(value, Path) else value
     if plugins:
         overrides["plugins"] = list(map(str, plugins))
-    return Recipe.read(recipe, {**overrides, **(more or {})}, check=check, source=source)
+    return {**overrides, **(more or {})}
+
+
+def plan(
+    data: str | Path,
+    *,
+    budget: str | float | None = None,
+    files: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    plugins: Sequence[str] = (),
+    device: str = "auto",
+    display: Display | None = None,
+    **fields: Any,
+) -> Plan:
+    """What `train` would do with `data` on this machine within `budget` ("15m", seconds; None: the default).
+
+    Encodes the images and solves for their frozen features, times a few steps, and trains nothing.
+    files: weights of backbones, by name.   settings, fields: as in `train`; they are taken as given.
+    """
+    given = dotted(fields, {"data.source": str(data), **(settings or {})}, plugins=plugins)
+    plugin_files.load(tuple(given.get("plugins", ())))
+    return make_plan(given, read_budget(budget), files=files, device=device, display=display)
+
+
+def carry_out(
+    recipe: str | Path | None,
+    given: Mapping[str, Any],
+    out: str | Path,
+    settings: Settings,
+    *,
+    budget: str | float | None = None,
+    files: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Any], Plan | None]:
+    """Train in directory `out`, or resume there: meta.json's content, and the plan where one was made.
+
+    A run on the user's own data without a recipe, steps or a backbone is planned. given: fields by dotted name.
+    """
+    run, given = RunDirectory(out), dict(given)
+    own = recipe is None and is_own(given["data.source"], given.get("data.root"))
+    plans = own and not any(name in given for name in OPEN) and "WORLD_SIZE" not in os.environ
+    if budget is not None and not plans:
+        raise FinesslError(
+            "--budget is for a run whose length is open: on images of your own, without --recipe, --steps and --backbone."
+        )
+    if own and run.holds_work():  # as it was planned, or begun
+        recipe = run.recipe_file if plans else None
+        given = {"tuning.name": run.recipe().tuning.name, **given} if not plans else given
+    elif plans:
+        with Display(quiet=settings.quiet) as display:
+            made = plan("", budget=budget, files=files, device=settings.device, display=display, settings=given)
+            for line in made.lines:
+                display.say(line)
+            if made.frozen and made.answer is not None:
+                backbone = (made.answer.chosen.name, made.answer.chosen.weights)
+                frozen.quick(made.recipe, run.path, [backbone], device=settings.device, display=display)
+                return run.meta(), made
+        return run_recipe(made.recipe, out, settings), made
+    elif own:
+        given = {"tuning.name": OWN_TUNING, **given}
+    if recipe is not None and (asked := Recipe.read(recipe, given, check=False)).method.name == frozen.METHOD:
+        backbone = (asked.model.backbone, asked.model.weights)
+        with Display(quiet=settings.quiet) as display:
+            frozen.quick(asked, run.path, [backbone], device=settings.device, display=display)
+        return run.meta(), None
+    return run_recipe(Recipe.read(recipe, given, source=True), out, settings), None
 
 
 def train(
@@ -52,6 +134,7 @@ def train(
     plugins: Sequence[str] = (),
     device: str = "auto",
     quiet: bool = False,
+    budget: str | float | None = None,
     **fields: Any,
 ) -> Classifier:
     """Train on `data` (folder, table or data set name) in directory `out`, and return the classifier.
@@ -59,16 +142,15 @@ def train(
     `fields` are the short names of the command line (method=, tuning=, backbone=, weights=, steps=, lr=, seed=…; `finessl
     list fields` shows all);
     `settings` sets any recipe field by its dotted name, {"method.alpha": 4.0}; `plugins` names files or modules that
-    register methods of your own. Calling it again with the same `out` resumes or, when the run is finished, just loads
-    it.
+    register methods of your own. Without a recipe, steps and a backbone, a run on data of your own is planned to end
+    within `budget` ("15m", seconds). Calling it again with the same `out` resumes or, when the run is finished, just
+    loads it.
     """
-    source = {"data.source": data.name if isinstance(data, Dataset) else str(data)}
-    run_recipe(
-        make_recipe(
-            recipe, fields, {**source, **(settings or {})}, plugins=plugins, source=not isinstance(data, Dataset)
-        ),
-        out,
-        Settings(device=device, quiet=quiet),
-        data if isinstance(data, Dataset) else None,
-    )
+    how = Settings(device=device, quiet=quiet)
+    if isinstance(data, Dataset):
+        made = make_recipe(recipe, fields, {"data.source": data.name, **(settings or {})}, plugins=plugins)
+        run_recipe(made, out, how, data)
+    else:
+        given = dotted(fields, {"data.source": str(data), **(settings or {})}, plugins=plugins)
+        carry_out(recipe, given, out, how, budget=budget)
     return load(out, device=device)

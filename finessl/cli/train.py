@@ -24,6 +24,13 @@ def train(
         Text, typer.Option(help="Recipe file, or the name of a shipped recipe (finessl list recipes).")
     ] = None,
     fields: Fields,
+    budget: Annotated[
+        Text,
+        typer.Option(
+            help="Time that a planned run may take: 90s, 15m, 2h. A run on your own data without --recipe, --steps and "
+            "--backbone is planned. [default: 15m, on a GPU 10m]"
+        ),
+    ] = None,
     set_: Set = None,
     plugin: Plugins = None,
     device: Device = "auto",
@@ -39,11 +46,15 @@ def train(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a classifier from a few labels and a pile of images."""
-    from finessl.api import make_recipe
-    from finessl.recipe import parse_setting
+    """Train a classifier from a few labels and a pile of images.
+
+    On your own data, without --recipe, --steps and --backbone: times a few steps, then plans backbone, tuning, batch and
+    steps to end within --budget. Tuning is then adaptformer. The defaults below are those of named data sets.
+    """
+    from finessl.api import carry_out, dotted
+    from finessl.recipe import Recipe, parse_setting
+    from finessl.registry import plugins
     from finessl.training.loop import Settings
-    from finessl.training.loop import train as run
 
     settings = Settings(
         device=device,
@@ -53,19 +64,40 @@ def train(
         cache_dir=cache_dir,
         quiet=quiet,
     )
-    more = {"data.source": data, **dict(map(parse_setting, set_ or []))}
-    made = make_recipe(recipe, fields, more, plugins=plugin or (), source=True)
-    folder = out or default_out(data, made.method.name, made.seed)
-    meta = run(made, folder, settings)
+    files = split_weights(fields)
+    given = dotted(fields, {"data.source": data, **dict(map(parse_setting, set_ or []))}, plugins=plugin or ())
+    plugins.load(tuple(given.get("plugins", ())))
+    asked = Recipe.read(recipe, given, check=False)
+    folder = out or default_out(data, asked.method.name, asked.seed)
+    meta, plan = carry_out(recipe, given, folder, settings, budget=budget, files=files)
     if meta and not quiet:
-        show_summary(folder, meta)
+        show_summary(folder, meta, None if plan is None or plan.frozen else plan.answer)
+
+
+def split_weights(fields: Fields) -> dict[str, str]:
+    """The files of --weights NAME=FILE,NAME=FILE…, for the plan to choose from; that of --backbone stays a field."""
+    from finessl.cli.quick import named_files
+    from finessl.errors import FinesslError
+
+    text, backbone = fields.get("weights") or "", fields.get("backbone")
+    if "=" not in text or Path(text).exists():
+        return {}
+    files = named_files(text.split(","))
+    del fields["weights"]
+    if backbone is None:
+        return files
+    if list(files) != [backbone]:
+        raise FinesslError(f"--weights {text} should name one file, of the backbone {backbone}.")
+    fields["weights"] = files[backbone]
+    return {}
 
 
 def default_out(data: str, method: str, seed: int) -> Path:
     return Path("runs") / f"{Path(data).stem or Path(data).resolve().name or 'data'}-{method}-s{seed}"
 
 
-def show_summary(folder: Path, meta: dict[str, Any]) -> None:
+def show_summary(folder: Path, meta: dict[str, Any], frozen: Any = None) -> None:
+    """frozen: the answer from frozen features, to compare with."""
     import shlex
 
     from rich.table import Table
@@ -75,6 +107,10 @@ def show_summary(folder: Path, meta: dict[str, Any]) -> None:
     table = Table(title=str(folder), show_header=False, title_justify="left")
     if meta.get("accuracy") is not None:
         table.add_row("test accuracy", f"{meta['accuracy']:.2%} of {meta['test']:,} images, last step")
+        if frozen is not None and (before := frozen.test_accuracy(frozen.chosen, frozen.candidate)) is not None:
+            table.add_row("frozen features alone", f"{before:.2%} of them (finessl quick)")
+            if before > meta["accuracy"]:
+                table.add_row("recommended", "finessl quick: on these test images it is ahead")
     if meta.get("pseudo_accuracy") is not None:
         table.add_row("pseudo-label accuracy", f"{meta['pseudo_accuracy']:.2%} (last epoch)")
     table.add_row("used with / without label", f"{meta['labeled']:,} / {meta['unlabeled']:,} images")

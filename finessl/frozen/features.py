@@ -99,6 +99,13 @@ def encode_images(
     return Features(store.gather(place), sorted(failures), len(todo))
 
 
+def missing(images: Images, encoder: FrozenEncoder, cache_dir: Path | None = None) -> int:
+    """How many images are not in the cache."""
+    keys, _ = digests(images)
+    folder = (cache_dir or cache_folder()) / "features" / encoder.identity()
+    return int((FeatureStore(folder, encoder.backbone.dim, encoder.description()).find(keys) < 0).sum())
+
+
 def digests(images: Images) -> tuple[np.ndarray, list[tuple[int, str]]]:
     """uint8 [N, KEY] of what each image contains (zero where it cannot be read), and why some cannot."""
     keys, failures = np.zeros((len(images), KEY), np.uint8), []

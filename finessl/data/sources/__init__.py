@@ -92,6 +92,11 @@ def recognise(data: str | Path, root: str | Path | None) -> tuple[str, Path | st
     )
 
 
+def is_own(data: str | Path, root: str | Path | None = None) -> bool:
+    """Is it a folder, a table or shards of the user's, and no known data set?"""
+    return recognise(data, root)[0] in FORMS
+
+
 def named_sources() -> list[str]:
     """Names of known data sets, including those of plug-ins."""
     return [name for name in SOURCES.names() if name not in FORMS]
