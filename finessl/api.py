@@ -24,8 +24,6 @@ from finessl.training.plan import Plan, make_plan, read_budget
 
 # Short names of the fields that people set most; any other field goes by its dotted name in `settings=`.
 SHORT = {name: setting.name for name, setting in short_names().items()}
-
-
 OPEN = ("train.steps", "model.backbone")  # without a recipe and without these, a run on the user's own data is planned
 OWN_TUNING = "adaptformer"  # on the user's own data; the paper's default is vpt-deep
 
@@ -78,7 +76,7 @@ def plan(
     files: weights of backbones, by name.   settings, fields: as in `train`; they are taken as given.
     """
     given = dotted(fields, {"data.source": str(data), **(settings or {})}, plugins=plugins)
-    plugin_files.load(tuple(given.get("plugins", ())))
+    plugin_files.load(given.get("plugins", ()))
     return make_plan(given, read_budget(budget), files=files, device=device, display=display)
 
 
@@ -96,7 +94,11 @@ def carry_out(
     A run on the user's own data without a recipe, steps or a backbone is planned. given: fields by dotted name.
     """
     run, given = RunDirectory(out), dict(given)
-    own = recipe is None and is_own(given["data.source"], given.get("data.root"))
+    plugin_files.load(given.get("plugins", ()))
+    try:
+        own = recipe is None and is_own(given["data.source"], given.get("data.root"))
+    except FinesslError:  # no such data: the recipe names all mistakes at once
+        own = False
     plans = own and not any(name in given for name in OPEN) and "WORLD_SIZE" not in os.environ
     if budget is not None and not plans:
         raise FinesslError(
@@ -104,10 +106,11 @@ def carry_out(
         )
     if own and run.holds_work():  # as it was planned, or begun
         recipe = run.recipe_file if plans else None
-        given = {"tuning.name": run.recipe().tuning.name, **given} if not plans else given
+        if not plans and not any(name.startswith("tuning.") for name in given):
+            given["tuning.name"] = run.recipe().tuning.name
     elif plans:
         with Display(quiet=settings.quiet) as display:
-            made = plan("", budget=budget, files=files, device=settings.device, display=display, settings=given)
+            made = make_plan(given, read_budget(budget), files=files, device=settings.device, display=display)
             for line in made.lines:
                 display.say(line)
             if made.frozen and made.answer is not None:
@@ -115,8 +118,8 @@ def carry_out(
                 frozen.quick(made.recipe, run.path, [backbone], device=settings.device, display=display)
                 return run.meta(), made
         return run_recipe(made.recipe, out, settings), made
-    elif own:
-        given = {"tuning.name": OWN_TUNING, **given}
+    elif own and not any(name.startswith("tuning.") for name in given):
+        given["tuning.name"] = OWN_TUNING
     if recipe is not None and (asked := Recipe.read(recipe, given, check=False)).method.name == frozen.METHOD:
         backbone = (asked.model.backbone, asked.model.weights)
         with Display(quiet=settings.quiet) as display:

@@ -53,7 +53,6 @@ def train(
     """
     from finessl.api import carry_out, dotted
     from finessl.recipe import Recipe, parse_setting
-    from finessl.registry import plugins
     from finessl.training.loop import Settings
 
     settings = Settings(
@@ -66,7 +65,6 @@ def train(
     )
     files = split_weights(fields)
     given = dotted(fields, {"data.source": data, **dict(map(parse_setting, set_ or []))}, plugins=plugin or ())
-    plugins.load(tuple(given.get("plugins", ())))
     asked = Recipe.read(recipe, given, check=False)
     folder = out or default_out(data, asked.method.name, asked.seed)
     meta, plan = carry_out(recipe, given, folder, settings, budget=budget, files=files)
