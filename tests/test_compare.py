@@ -52,6 +52,16 @@ def test_cells_are_the_product_of_the_axes(tmp_path: Path) -> None:
     assert cells[4].group == ("fixmatch",)
 
 
+def test_the_mistakes_of_all_cells_are_reported_once(tmp_path: Path) -> None:
+    axes = {"method.name": ["fixmach", "softmach"], "tuning.name": ["lora", "lorra"]}
+    with pytest.raises(FinesslError) as caught:
+        compare.make_cells(Recipe(), axes, tmp_path)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3 and all(any(f"unknown {what}" in line for line in lines) for what in (
+        "method 'fixmach'; did you mean fixmatch", "method 'softmach'", "tuning 'lorra'"
+    ))  # fmt: skip
+
+
 def test_an_axis_may_be_an_option_of_the_method_that_another_axis_names(tmp_path: Path) -> None:
     axes = {"method.threshold": [0.7, 0.95], "method.name": ["fixmatch"], "train.lr": [0.1], "seed": [0]}
     cells = compare.make_cells(Recipe.read("released"), axes, tmp_path)

@@ -65,6 +65,7 @@ def paper(
         text_features,
         text_weights,
     )
+    changes = dict(map(parse_setting, set_ or [])) | ({"plugins": plugin} if plugin else {})
     if table is None and only:
         raise FinesslError("--only takes parts of one table: finessl paper TABLE --only …")
     if table is None and not show_only:
@@ -73,7 +74,7 @@ def paper(
     for name in contents.table_names() if table is None else [table]:
         grid = make_grid(
             contents.read_table(name), out, only=axis_values(",".join(only or [])), seeds=seeds, scale=read_scale(scale),
-            changes=dict(map(parse_setting, set_ or [])), places=places, train=not show_only,
+            changes=changes, places=places, train=not show_only,
         )  # fmt: skip
         failed: dict[str, str] = {}
         if dry_run:

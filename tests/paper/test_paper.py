@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from finessl.cli import app
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
+from finessl.methods import METHODS
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
 from finessl.sweeps.engines import run_cells
@@ -296,7 +297,7 @@ def test_mistakes_are_named_before_anything_is_planned(no_hub: None, tmp_path: P
         ("method.gama=1", "no option 'gama'"),
         ("tuning.name=lorra", "did you mean lora"),
         ("model.backbone=embeded", "unknown backbone 'embeded'; did you mean embedded"),
-        ("typo=1", "no section 'typo'.*Known: seed, plugins, data.*section.field=value"),
+        ("typo=1", "no section 'typo'.*Known: seed, data.*section.field=value"),
     ):
         with pytest.raises(FinesslError, match=message):
             run(*words, "--set", setting)
@@ -304,6 +305,34 @@ def test_mistakes_are_named_before_anything_is_planned(no_hub: None, tmp_path: P
         run("--only", "N4")
     with pytest.raises(FinesslError, match="nothing of imagenet could be run. Lacking: .*data imagenet: give --root"):
         run("imagenet", "--out", str(tmp_path))
+
+
+def test_the_mistakes_of_all_cells_are_reported_once(no_hub: None, tmp_path: Path) -> None:
+    words = ("main", "--only", "cifar100,N4", "--dry-run", "--out", str(tmp_path))
+    with pytest.raises(FinesslError) as caught:
+        run(*words, "--set", "method.unlabeled_weight=-1", "--set", "tuning.name=lorra")
+    lines = str(caught.value).splitlines()
+    assert len(set(lines)) == len(lines) and sum("unknown tuning 'lorra'" in line for line in lines) == 1
+    for message in ("method fixmatch: unlabeled_weight = -1", "method 'finessl' has no option 'unlabeled_weight'"):
+        assert any(message in line for line in lines)
+
+
+def test_a_plug_in_takes_part_in_a_table(shapes: Path, tmp_path: Path) -> None:
+    shutil.copytree(shapes, tmp_path / "cifar100")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from finessl.methods import METHODS\n"
+        "METHODS.register('mine', 'finessl.methods.fixmatch:FixMatch', 'FixMatch by another name')\n"
+    )
+    try:
+        run("main", "--only", "cifar100,N4,fixmatch", "--seeds", "1", "--root", str(tmp_path), "--out", str(tmp_path / "runs"),
+            "--set", "model.backbone=embedded", "--set", "method.name=mine", "--plugin", str(file),
+            "--engine", "print")  # fmt: skip
+        (recipe,) = (tmp_path / "runs").rglob("recipe.toml")
+        assert Recipe.restore(recipe).method.name == "mine"
+        assert Recipe.restore(recipe).plugins[0].startswith(f"{file}#sha256=")  # so that finessl resume imports it
+    finally:
+        METHODS.entries.pop("mine", None)
 
 
 def test_a_table_is_trained_and_printed_next_to_the_papers(shapes: Path, tmp_path: Path) -> None:

@@ -105,7 +105,8 @@ def make_cells(
     changes: Mapping[str, Any],
 ) -> list[Cell]:
     """One run per seed: a known one of `runs`, or a new one in `folder`, which is then added to `runs`."""
-    settings = {**{axis_label(name): value for name, value in changes.items()}, "steps": recipe.train.steps}
+    settings = {axis_label(name): value for name, value in changes.items() if name != "plugins"}
+    settings["steps"] = recipe.train.steps
     name = ",".join(
         [*map(file_safe, (column.group, column.name, row.name)), *(f"{n}={file_safe(v)}" for n, v in settings.items())]
     )
