@@ -17,7 +17,7 @@ from finessl.data.sources.folder import open_folder
 from finessl.data.split_kinds import per_class
 from finessl.models.heads import Start
 from finessl.recipe import Recipe
-from finessl.recipe.catalog import SHORT_OPTIONS, default_of, entries, settings, short_names
+from finessl.recipe.catalog import SHORT_OPTIONS, default_of, entries, fields_table, settings, short_names
 from finessl.recipe.schema import TrainRecipe, declare
 from finessl.registry.options import expected, options_of
 
@@ -100,6 +100,25 @@ def test_list_shows_the_fields() -> None:
     assert shown.exit_code == 0, shown.output
     for setting in settings():
         assert setting.name in shown.output
+
+
+def test_the_documentation_has_a_table_of_them() -> None:
+    """Generated when the site is built, in place of a comment of docs/recipes.md."""
+    table = fields_table().splitlines()
+    assert "| `train.steps` | `--steps` | 15000 | an integer between 1 and 1,000,000,000 | Training steps. |" in table
+    assert len(table) == 2 + len(list(settings())) and all(line.count(" | ") == 4 for line in table)
+    hooks = (ROOT / "tools" / "site_hooks.py").read_text(encoding="utf-8")
+    (pattern,) = re.findall(r'FIELDS = re\.compile\("(.*)"\)', hooks)
+    assert len(re.findall(pattern, (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8"))) == 1
+
+
+def test_the_documented_recipe_is_one(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8"), re.S)
+    (tmp_path / "my.toml").write_text(example)
+    recipe = Recipe.read(tmp_path / "my.toml")
+    assert (
+        recipe.data.strong.options == {"ops": 3} and recipe.method.options["gamma"] == 1.0 and recipe.train.lr == 0.01
+    )
 
 
 def test_a_misspelt_verb_is_answered_with_the_nearest() -> None:

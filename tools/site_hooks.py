@@ -17,6 +17,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from finessl.recipe.catalog import fields_table
+
 ROOT = Path(__file__).parents[1]
 OUTSIDE_DOCS = (  # pages, and files that pages link to
     "README.md",
@@ -34,6 +36,7 @@ OUTSIDE_DOCS = (  # pages, and files that pages link to
 )
 FONT = "STIXTwoMath-Regular.ttf"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
+FIELDS = re.compile("<!-- fields: .*?-->")
 CONVERTER = LatexToMathML()
 
 
@@ -46,10 +49,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return Files([*of_theme, *own, File.generated(config, f"docs/assets/{FONT}", abs_src_path=font)])
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> None:
-    """The first page has no list of pages beside it."""
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The first page has no list of pages beside it; the page on recipes gets the table of their fields."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]
+    return FIELDS.sub(lambda _: fields_table(), markdown)
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:

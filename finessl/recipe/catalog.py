@@ -92,6 +92,16 @@ def default_of(setting: Setting) -> str:
     return str(setting.default).lower() if isinstance(setting.default, bool) else str(setting.default)
 
 
+def fields_table() -> str:
+    """Markdown, for the documentation."""
+    rows = ["| field | option | default | values | what it is |", "| --- | --- | --- | --- | --- |"]
+    for field in settings():
+        option = f"`--{field.short.replace('_', '-')}`" if field.short else ""
+        default = default_of(field) or "none"
+        rows.append(f"| `{field.name}` | {option} | {default} | {expected(field.kind)} | {field.help} |")
+    return "\n".join(rows)
+
+
 def entries(kind: str, with_options: bool = False) -> Iterator[tuple[str, str, list[str]]]:
     """(name, summary, options) of one kind."""
     if kind == "backbones":
