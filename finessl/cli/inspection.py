@@ -28,20 +28,22 @@ def inspect_(
     Finds broken files, duplicates, leaks between training and test images, suspicious labels and classes with too few
     labels.
     """
-    from finessl.data.inspection import report
+    from finessl.data.inspection import Suspect, report
     from finessl.data.sources import open_dataset
     from finessl.runtime.progress import Display
 
     weights = fields.pop("weights", None)
     with Display() as display:
         dataset = open_dataset(data, **fields)
-        features = None
+        suspects: list[Suspect] = []
         if backbone is not None:
+            from finessl.frozen.suspects import find_suspects
             from finessl.inference.probe import features_of
             from finessl.runtime.device import resolve_device
 
             features = features_of(dataset, backbone, weights, resolve_device(device), display.update)
-        found = report(dataset, features=features, progress=lambda d, t: display.update("looking", d, t or d))
+            suspects = find_suspects(dataset, features)
+        found = report(dataset, suspects=suspects, progress=lambda d, t: display.update("looking", d, t or d))
     show_report(found, most)
 
 

@@ -1,11 +1,12 @@
 """Content and defects of a data set: `report(dataset)` reads every image once.
 
 Classes and counts, image sizes, unreadable files, exact and near duplicates, test images that are also in the training set,
-labels that contradict each other or the features, and classes with too few images.
+labels that contradict each other or look wrong to a backbone, and classes with too few images.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -30,7 +31,7 @@ class Suspect:
     key: str
     label: str
     looks_like: str
-    margin: float  # cosine similarity to the other class's mean, minus that to the mean of its own
+    margin: float  # lead of the other class's score
 
 
 @dataclass
@@ -59,13 +60,13 @@ class Report:
 def report(
     dataset: Dataset,
     *,
-    features: np.ndarray | None = None,
+    suspects: Sequence[Suspect] = (),
     progress: Count | None = None,
     workers: int | None = None,
 ) -> Report:
     """Inspect a data set.
 
-    features: [N, d] of the training images, from any backbone, to find suspicious labels.   workers: threads that decode.
+    suspects: suspicious labels (frozen/suspects.py finds them).   workers: threads that decode.
     """
     train = len(dataset.train)
     with pillow_warnings() as warned:
@@ -108,8 +109,7 @@ def report(
         named = [(key(int(i)), dataset.classes[labels[i]]) for i in group if labels[i] >= 0]
         if len({name for _, name in named}) > 1:
             found.conflicts.append(named)
-    if features is not None:
-        found.suspects = suspicious_labels(dataset, features)
+    found.suspects = list(suspects)
     found.advice = advise(found, sizes[good])
     return found
 
@@ -183,41 +183,6 @@ def leaks(same: list[np.ndarray], pairs: np.ndarray, train: int) -> list[tuple[i
         if i < train <= j:
             found.setdefault(j, (i, "near"))
     return [(test, *match) for test, match in sorted(found.items())]
-
-
-def suspicious_labels(dataset: Dataset, features: np.ndarray) -> list[Suspect]:
-    """Labels for which the mean feature of another class is much closer than that of the image's own class without it.
-
-    Much closer: an outlier among all labeled images (three robust standard deviations), so that not every image of a hard
-    data set is a suspect. Most suspicious first.
-    """
-    labels = dataset.train_labels
-    usable = np.flatnonzero((labels >= 0) & (True if dataset.given is None else dataset.given))
-    if len(usable) < 2:
-        return []
-    x = features[usable].astype(np.float64)
-    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    y, classes = labels[usable], len(dataset.classes)
-    sums, counts = np.zeros((classes, x.shape[1])), np.bincount(y, minlength=classes)
-    np.add.at(sums, y, x)
-    unit = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
-    others = sums[y] - x
-    own = (x * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-12)
-    similarity = x @ unit.T
-    similarity[:, counts == 0] = -np.inf
-    similarity[np.arange(len(y)), y] = -np.inf
-    best = similarity.argmax(1)
-    margin = similarity[np.arange(len(y)), best] - own
-    comparable = counts[y] > 1  # the only image of a class has no class mean to compare with
-    if not comparable.any():
-        return []
-    middle = np.median(margin[comparable])
-    spread = 1.4826 * np.median(np.abs(margin[comparable] - middle))
-    flagged = np.flatnonzero(comparable & (margin > 0) & (margin > middle + 3 * spread))
-    return [
-        Suspect(dataset.train.key(int(usable[i])), dataset.classes[y[i]], dataset.classes[best[i]], float(margin[i]))
-        for i in flagged[np.argsort(-margin[flagged], kind="stable")]
-    ]
 
 
 def advise(found: Report, sizes: np.ndarray) -> list[str]:

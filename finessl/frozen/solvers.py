@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from finessl.frozen.neighbours import Graph
+from finessl.models.head_init import ridge as solve_ridge
 
 ALPHA = 0.95  # share of a label that comes from the neighbours
 TOLERANCE, ITERATIONS = 1e-4, 50  # of conjugate gradients
@@ -96,11 +97,7 @@ def least_squares(x: Tensor, target: Tensor, share: Tensor, penalty: float) -> S
     middle, level = share @ x, share @ target
     root = share.sqrt()[:, None]
     a, t = root * (x - middle), root * (target - level)
-    few = len(a) < a.shape[1]
-    system = a @ a.T if few else a.T @ a
-    strength = penalty * system.diagonal().mean() + 1e-12
-    system = system + strength * torch.eye(len(system), dtype=a.dtype, device=a.device)
-    weight = a.T @ torch.linalg.solve(system, t) if few else torch.linalg.solve(system, a.T @ t)
+    weight = solve_ridge(a, t, penalty, relative=True)
     return Solution(weight.T.float(), (level - middle @ weight).float())
 
 

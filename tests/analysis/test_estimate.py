@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from finessl.analysis.estimate import cross_validated, doubtful_labels, ridge, second_opinion, unit
+from finessl.analysis.estimate import doubtful_labels, second_opinion, unit
 from finessl.analysis.runs import read_runs
+from finessl.frozen.suspects import fit, held_out_scores
 
 
 def blobs(rng: np.random.Generator, labels: np.ndarray, classes: int, noise: float) -> np.ndarray:
@@ -26,27 +27,27 @@ def test_ridge_as_scikit_learn(images: int) -> None:
     x, new = blobs(rng, labels, 5, 1.0), blobs(rng, rng.integers(0, 5, 40), 5, 1.0)
     penalty = float((np.linalg.svd(x - x.mean(0), compute_uv=False) ** 2).mean())
     theirs = Ridge(alpha=penalty).fit(x, np.eye(5)[labels]).predict(new) - 1 / 5
-    np.testing.assert_allclose(ridge(x, labels, 5)(new), theirs, atol=1e-8)
+    np.testing.assert_allclose(fit(x, labels, 5)(new), theirs, atol=1e-8)
 
 
 def test_cross_validation_holds_out_each_image_once() -> None:
     rng = np.random.default_rng(0)
     labels = np.array([0, 1, 0, 1, 2, 0, 1, 0])  # class 2 has one image, the smallest other class three: 3 folds
     x = blobs(rng, labels, 3, 0.5)
-    scores = cross_validated(x, labels, 3)
+    scores = held_out_scores(x, labels, 3)
     place = np.array([0, 0, 1, 1, -1, 2, 2, 3])
     for fold in range(3):
         held = (place % 3 == fold) & (place >= 0)
-        np.testing.assert_allclose(scores[held], ridge(x[~held], labels[~held], 3)(x[held]))
-    np.testing.assert_allclose(scores[4], ridge(x, labels, 3)(x[4]))
+        np.testing.assert_allclose(scores[held], fit(x[~held], labels[~held], 3)(x[held]))
+    np.testing.assert_allclose(scores[4], fit(x, labels, 3)(x[4]))
 
 
 def test_cross_validated_accuracy_is_close_to_the_truth_on_new_images() -> None:
     rng = np.random.default_rng(3)
     labels, many = np.repeat(np.arange(8), 25), rng.integers(0, 8, 4000)
     x, new = blobs(rng, labels, 8, 1.6), blobs(rng, many, 8, 1.6)
-    estimated = (cross_validated(x, labels, 8).argmax(1) == labels).mean()
-    true = (ridge(x, labels, 8)(new).argmax(1) == many).mean()
+    estimated = (held_out_scores(x, labels, 8).argmax(1) == labels).mean()
+    true = (fit(x, labels, 8)(new).argmax(1) == many).mean()
     assert 0.4 < true < 0.95
     assert abs(estimated - true) < 0.08
 

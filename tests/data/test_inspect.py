@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 
 from finessl.data.dataset import Dataset
 from finessl.data.images import ArrayImages
-from finessl.data.inspection import report, suspicious_labels
+from finessl.data.inspection import report
 from finessl.data.near_duplicates import Signatures, difference_hash, equal_groups, join_pairs, near_pairs
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
@@ -169,27 +169,6 @@ def test_what_is_too_little(tmp_path: Path, make) -> None:
         "no test set",
     ):
         assert part in text
-
-
-def test_suspicious_labels() -> None:
-    """Three clusters; two labels exchanged between the first two; one image far from everything."""
-    rng = np.random.default_rng(0)
-    centres = np.eye(3) * 5
-    labels = np.repeat(np.arange(3), 20)
-    features = centres[labels] + rng.normal(0, 0.3, (60, 3))
-    wrong = labels.copy()
-    wrong[[4, 25]] = [1, 0]
-    data = Dataset("d", ["a", "b", "c"], ArrayImages(np.zeros((60, 1, 1, 3), np.uint8), "train"), wrong)
-    suspects = suspicious_labels(data, features)
-    assert {(s.key, s.label, s.looks_like) for s in suspects} == {("train/4", "b", "a"), ("train/25", "a", "b")}
-    assert suspects[0].margin >= suspects[1].margin > 0
-    data.train_labels = labels
-    assert suspicious_labels(data, features) == []
-
-
-def test_suspicion_needs_company() -> None:
-    data = Dataset("d", ["a", "b"], ArrayImages(np.zeros((2, 1, 1, 3), np.uint8)), np.array([0, 1]))
-    assert suspicious_labels(data, np.eye(2)) == []  # one image in each class: nothing to compare with
 
 
 def test_difference_hash_by_hand() -> None:
