@@ -49,24 +49,20 @@ class Review:
 
     def doubtful(self, answer: Answer, label: np.ndarray) -> list[Item]:
         """Labels that the other labels, without this one, would call something else."""
-        from finessl.analysis.estimate import cross_validated
         from finessl.frozen.solvers import SCALE
+        from finessl.frozen.suspects import held_out_scores, suspicious_labels
         from finessl.inference.metrics import softmax
 
         rows, x, y = self.labeled(answer, label)
-        counts = np.bincount(y)
-        if counts.max(initial=0) < 2:
+        if np.bincount(y).max(initial=0) < 2:
             return []
-        scores = cross_validated(x, y, int(y.max()) + 1)
-        best, every = scores.argmax(1), np.arange(len(y))
-        margin = scores[every, best] - scores[every, y]
-        p = softmax(SCALE * scores)[every, best]
-        chosen = [i for i in np.argsort(-margin, kind="stable") if margin[i] > 0 and counts[y[i]] > 1]
+        scores = held_out_scores(x, y, int(y.max()) + 1)
+        p = softmax(SCALE * scores)
         found = []
-        for i in chosen[: 2 * MOST]:
-            wanted = int(answer.classes[best[i]])
+        for i, other, _ in suspicious_labels(scores, y)[: 2 * MOST]:
+            wanted = int(answer.classes[other])
             why = f"The other labels say {self.labels.name(wanted)}."
-            found.append(self.item(int(answer.encoded.ids[rows[i]]), wanted, p[i], why))
+            found.append(self.item(int(answer.encoded.ids[rows[i]]), wanted, p[i, other], why))
         return found
 
     def disagree(self, answer: Answer, label: np.ndarray) -> list[Item]:
