@@ -47,8 +47,8 @@ class Verbs(typer.Typer):
                 return super().get_command(ctx, cmd_name)
 
             def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-                if args[0] not in verbs:  # the nearest name is suggested, among all of them
-                    [self.get_command(ctx, name) for name in verbs]
+                for name in () if args[0] in verbs else verbs:  # a wrong name: the nearest of all is suggested
+                    self.get_command(ctx, name)
                 return super().resolve_command(ctx, args)
 
             def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -78,12 +78,10 @@ def recipe_option(name: str) -> inspect.Parameter:
     from finessl.registry.options import alternatives, literals
 
     setting = short_names()[name]
-    (kind,) = (kind for kind in alternatives(setting.kind)[:1])
-    choices = literals(setting.kind)
-    default = default_of(setting)
-    option = f"--{name.replace('_', '-')}"
+    kind, choices, default = alternatives(setting.kind)[0], literals(setting.kind), default_of(setting)
     info = typer.Option(
-        *([option, setting.flag] if setting.flag else [option]),
+        f"--{name.replace('_', '-')}",
+        *([setting.flag] if setting.flag else []),
         help=setting.help + (f" [default: {default}]" if default and kind is not bool else ""),
         metavar=f"[{'|'.join(choices)}]" if choices else None,
     )
