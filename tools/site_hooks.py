@@ -22,6 +22,7 @@ from finessl.recipe.catalog import fields_table
 ROOT = Path(__file__).parents[1]
 OUTSIDE_DOCS = (  # pages, and files that pages link to
     "README.md",
+    "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CITATION.cff",
     "CONTRIBUTING.md",
@@ -50,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The first page has no list of pages beside it; the page on recipes gets the table of their fields."""
+    """The first page has no navigation; the page on recipes gets the table of their fields."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]
     return FIELDS.sub(lambda _: fields_table(), markdown)
