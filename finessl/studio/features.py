@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # torch is imported by the thread, so that the page is there 
     from finessl.frozen.features import FrozenEncoder
 
 FIRST, GROWTH = 256, 4  # images of the first part; each part is so many times larger
+LINKED = 20_000  # images up to which a neighbour graph is built, and labels are propagated after each label
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Encoding:
                 if len(encoded.ids) > 1:
                     if size > FIRST * GROWTH**2:
                         publish(encoded)  # before its graph is there
-                    publish(encoded.with_graph())
+                    if len(encoded.ids) <= LINKED:
+                        publish(encoded.with_graph())
                 if size == self.total:
                     break
                 size = min(size * GROWTH, self.total)

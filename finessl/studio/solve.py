@@ -9,11 +9,10 @@ import torch
 
 from finessl.frozen.choose import CROWD, DEFAULT, FALLBACK, TRANSDUCTIVE, Choice, Pile, calibrate, choose_solver
 from finessl.frozen.select import Picker, herd, uncertainty, unit
-from finessl.studio.features import Encoded
+from finessl.studio.features import LINKED, Encoded
 from finessl.studio.suggest import Answer
 
 SAMPLE = 10_000  # images that the slower computations look at
-FAST = 20_000  # images up to which labels are propagated after each label; ridge regression above
 CALIBRATION = 4096  # images that set the scale of probabilities
 
 
@@ -35,7 +34,7 @@ def fit(
     if count < 2:
         return None
     solver = solver or DEFAULT
-    if solver in TRANSDUCTIVE and (not encoded.linked or len(y) < CROWD * count or len(y) > FAST):
+    if solver in TRANSDUCTIVE and (not encoded.linked or len(y) < CROWD * count or len(y) > LINKED):
         solver = FALLBACK
     solution = encoded.pile.solve(solver, y, count)
     if accuracy is not None:
@@ -74,7 +73,7 @@ def look_ahead(encoded: Encoded, label: np.ndarray, taken: np.ndarray, answer: A
 
 def judge(encoded: Encoded, label: np.ndarray) -> Choice | None:
     y, classes = targets(encoded, label)
-    if len(classes) < 2 or not encoded.linked:
+    if len(classes) < 2 or not (encoded.linked or len(y) > LINKED):
         return None
     rows = sample_rows(encoded, label)
     pile = encoded.pile if len(rows) == len(y) else Pile(encoded.pile.x[rows])

@@ -7,39 +7,17 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from finessl.bench.studio import Running
 from finessl.errors import FinesslError
 from finessl.studio.events import UNLABELED, Labels
 from finessl.studio.project import held, open_project
 from finessl.studio.session import Studio
 from finessl.studio.training import RunDirectory
-
-
-class Running:
-    """`finessl studio` in a process of its own, and a connection to it."""
-
-    def __init__(self, data: Path, out: Path) -> None:
-        command = [sys.executable, "-m", "finessl", "studio", str(data), "--out", str(out), "--backbone", "embedded"]
-        self.process = subprocess.Popen([*command, "--no-browser"], stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        address = next(line for line in self.process.stdout if "token=" in line).split()[0]
-        port, self.token = int(address.split(":")[2].split("/")[0]), address.split("token=")[1]
-        self.http = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        self.http.request("GET", f"/auth?token={self.token}")
-        answer = self.http.getresponse()
-        answer.read()
-        self.cookie = answer.headers["set-cookie"].split(";")[0]
-
-    def ask(self, path: str, body: dict | None = None) -> dict:
-        headers = {"Cookie": self.cookie, "X-Finessl": "1", "Content-Type": "application/json"}
-        self.http.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers)
-        return json.loads(self.http.getresponse().read())
 
 
 def test_kill_at_random_points_loses_nothing(photos, tmp_path):

@@ -36,4 +36,15 @@ def print_rates(rows: Sequence[Rate], json_: bool) -> None:
         print(f"{row.part:<20}{row.rate:>12,.0f}{against}")
 
 
-from finessl.cli.bench import augment, data, export, predict, quick, scale, serve, step, tuning  # noqa: E402, F401 - each adds its verb
+from finessl.cli.bench import (  # noqa: E402 - each adds its verb
+    augment,  # noqa: F401
+    data,  # noqa: F401
+    export,  # noqa: F401
+    predict,  # noqa: F401
+    quick,  # noqa: F401
+    scale,  # noqa: F401
+    serve,  # noqa: F401
+    step,  # noqa: F401
+    studio,  # noqa: F401
+    tuning,  # noqa: F401
+)
