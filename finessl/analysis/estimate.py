@@ -8,11 +8,14 @@ class.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from finessl.analysis.runs import Outcome
 from finessl.frozen.suspects import held_out_scores, suspicious_labels
+
+if TYPE_CHECKING:
+    from finessl.analysis.runs import Outcome
 
 STRANGE = 0.05  # share of labeled images below the threshold of familiarity
 

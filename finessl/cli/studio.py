@@ -32,6 +32,8 @@ def studio(
 
     Labels are kept in DATA.finessl/labels.csv, for --labels of quick and train. The images are never changed.
     """
+    import os
+    import sys
     import webbrowser
 
     from finessl.runtime.network import bind
@@ -55,3 +57,5 @@ def studio(
         if not no_browser:
             webbrowser.open(address)
         serve(session, access, listener)
+    sys.stdout.flush()
+    os._exit(0)  # threads that still compute would end in an abort of torch; all that counts is on the disk

@@ -10,7 +10,6 @@ The answers are no training labels; the figure stands only for the classifier th
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NotRequired
@@ -26,13 +25,12 @@ from finessl.data.splits import Split
 from finessl.errors import FinesslError
 from finessl.inference.classifier import Description, load
 from finessl.inference.evaluate import predict_images
-from finessl.inference.metrics import Interval, fit_temperature, softmax, wilson
+from finessl.inference.metrics import FEW, Interval, estimate, fit_temperature, softmax, wilson
 from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import open_source
 from finessl.runtime.files import read_arrays, read_json, write_json, writing
 
 FILE = "audit.json"
-FEW = 30  # judged images below which neither PPI++ nor a temperature is worth it
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -123,25 +121,6 @@ def audit_run(
             write_json(folder.classifier / "classifier.json", {**description, "temperature": temperature})
         write_json(folder.path / FILE, result)
     return result
-
-
-def estimate(right: np.ndarray, confidence: np.ndarray, others: np.ndarray) -> tuple[float, Interval, str]:
-    """Accuracy and its 95 % interval from n judged images and the confidence of N others (PPI++, Angelopoulos 2023).
-
-    a = λ·mean(c_N) + mean(r − λ·c),  λ = cov(r, c) / ((1 + n/N)·var(c)),  within 0 … 1
-    Wilson's interval where images are few, or all (or none) are right.
-    """
-    n, hits = len(right), int(right.sum())
-    if n < FEW or hits in (0, n) or len(others) < FEW:
-        return hits / n, wilson(hits, n), "wilson"
-    r, c = right.astype(float), confidence.astype(float)
-    variance = float(c.var(ddof=1))
-    share = float(np.cov(r, c)[0, 1]) / ((1 + n / len(others)) * variance) if variance > 0 else 0.0
-    share = min(max(share, 0.0), 1.0)
-    accuracy = share * float(others.mean()) + float((r - share * c).mean())
-    error = math.sqrt((r - share * c).var(ddof=1) / n + share**2 * others.var(ddof=1) / len(others))
-    low, high = accuracy - 1.959964 * error, accuracy + 1.959964 * error
-    return min(max(accuracy, 0.0), 1.0), Interval(max(low, 0.0), min(high, 1.0)), "ppi++"
 
 
 def error_rate(audit: Audit, min_confidence: float) -> tuple[int, int, Interval] | None:

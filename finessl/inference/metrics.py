@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from finessl.frozen import choose
 
 BINS = 15  # of the expected calibration error, as in Guo et al. 2017
+FEW = 30  # judged images below which neither PPI++ nor a temperature is worth it
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -153,3 +155,22 @@ def bootstrap(
     tail, shift = (1 - level) / 2, statistic(*arrays) - np.nanmean(values)
     low, high = np.nanquantile(values, [tail, 1 - tail]) + shift
     return Interval(float(low), float(high))
+
+
+def estimate(right: np.ndarray, confidence: np.ndarray, others: np.ndarray) -> tuple[float, Interval, str]:
+    """Accuracy and its 95 % interval from n judged images and the confidence of N others (PPI++, Angelopoulos 2023).
+
+    a = λ·mean(c_N) + mean(r − λ·c),  λ = cov(r, c) / ((1 + n/N)·var(c)),  within 0 … 1
+    Wilson's interval where images are few, or all (or none) are right.
+    """
+    n, hits = len(right), int(right.sum())
+    if n < FEW or hits in (0, n) or len(others) < FEW:
+        return hits / n, wilson(hits, n), "wilson"
+    r, c = right.astype(float), confidence.astype(float)
+    variance = float(c.var(ddof=1))
+    share = float(np.cov(r, c)[0, 1]) / ((1 + n / len(others)) * variance) if variance > 0 else 0.0
+    share = min(max(share, 0.0), 1.0)
+    accuracy = share * float(others.mean()) + float((r - share * c).mean())
+    error = math.sqrt((r - share * c).var(ddof=1) / n + share**2 * others.var(ddof=1) / len(others))
+    low, high = accuracy - 1.959964 * error, accuracy + 1.959964 * error
+    return min(max(accuracy, 0.0), 1.0), Interval(max(low, 0.0), min(high, 1.0)), "ppi++"

@@ -42,7 +42,7 @@ class Auditor:
         none = {"kind": None, "value": None, "low": None, "high": None, "n": len(images), "how": "No image is audited."}
         if answer is None or not len(images):
             return none
-        from finessl.inference.audit import estimate  # imports torch, which the suggestions have done by now
+        from finessl.inference.metrics import estimate  # imports torch, which the suggestions have done by now
 
         best = np.array([labels.resolve(int(k)) for k in answer.best[images]])
         right = best == judged[images]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import shlex
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -81,11 +83,8 @@ class Exports:
     def write_csv(self) -> tuple[Path, str]:
         path = self.new("labels", ".csv")
         write_labels(self.labels, path)
-        if rows := self.audit.rows():
-            text = io.StringIO(newline="")
-            csv.writer(text).writerows([("number", "path", "label"), *rows])
-            with writing(self.folder):
-                write_atomically(self.new("audit", ".csv"), text.getvalue())
+        if self.audit.rows():
+            self.write_audit(self.new("audit", ".csv"))
         return path, f"finessl train {shlex.quote(str(self.project.data))} --labels {shlex.quote(str(path))} --out RUN"
 
     def write_folders(self) -> tuple[Path, str]:
@@ -104,38 +103,51 @@ class Exports:
 
     def run(self) -> Path:
         """The trained run, or else a run from frozen features and the present labels."""
-        from finessl.recipe import Recipe
-        from finessl.training.quick import quick
-
         found = self.trainer.run()
         if found is not None:
             return found
         if reason := self.trainer.obstacle():
             raise FinesslError(reason)
-        out = self.new("quick")
+        out, encoding = self.new("quick"), self.trainer.encoding
         table = out.with_name(f"{out.name}.csv")
-        source: dict[str, Any] = {"data.source": str(self.project.data), "source.labels": str(table)}
+        words = [str(self.project.data), "--labels", str(table)]
         if self.project.is_table:
-            source = {"data.source": str(table)}
+            words = [str(table)]
             write_atomically(table, training_table(self.labels))
         else:
             write_labels(self.labels, table)
-        encoding = self.trainer.encoding
-        quick(Recipe.read(None, source), out, [(encoding.backbone or "", encoding.weights)], device=encoding.device)
+        name = encoding.backbone or "auto"
+        weights = ["--weights", f"{name}={encoding.weights}"] if encoding.weights else []
+        call("quick", *words, "--out", str(out), "--backbone", name, *weights, "--device", encoding.device, "--quiet")
         return out
 
     def write_classifier(self, format: str) -> tuple[Path, str]:
         if format not in CLASSIFIERS:
             raise FinesslError(f"format should be {', '.join(CLASSIFIERS)}.")
-        from finessl.inference.export import export_run
-
-        run, path = self.run(), self.new(format)
-        export_run(run, path, format=format, weights=self.trainer.encoding.weights)
-        return path, shlex.join(["finessl", "export", str(run), "--format", format, "--out", str(path)])
+        path = self.new(format)
+        return path, call("export", str(self.run()), "--format", format, "--out", str(path))
 
     def write_report(self) -> tuple[Path, str]:
-        from finessl.analysis.report import write_report
-
+        """With the audit's figure, where images were judged."""
         run, path = self.run(), self.new("report", ".html")
-        write_report([run], path)
-        return path, shlex.join(["finessl", "report", str(run), "--out", str(path)])
+        if self.audit.rows() and run != self.project.run:
+            answers = self.new("audit", ".csv")
+            self.write_audit(answers)
+            call("audit", str(run), "--answers", str(answers))
+        return path, call("report", str(run), "--out", str(path))
+
+    def write_audit(self, path: Path) -> None:
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([("number", "path", "label"), *self.audit.rows()])
+        with writing(path):
+            write_atomically(path, text.getvalue())
+
+
+def call(*words: str) -> str:
+    """Run a verb of finessl in a process of its own. Returns the command line; its error is raised here."""
+    done = subprocess.run([sys.executable, "-m", "finessl", *words], capture_output=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        found = next((line for line in reversed(lines) if line.startswith("finessl: ")), lines[-1] if lines else "")
+        raise FinesslError(found.removeprefix("finessl: ") or f"finessl {words[0]} failed.")
+    return shlex.join(["finessl", *words])

@@ -1,4 +1,4 @@
-"""Features of all images, encoded in the background, usable from the first few hundred on.
+"""Features of all images, encoded by a process in the background, usable from the first few hundred on.
 
 Images are encoded in random order in growing parts (256, 1,024, …, all): a part that is complete can be searched and
 classified, and stands for the whole set. Features are kept in finessl's cache, so a second start takes seconds.
@@ -6,23 +6,23 @@ classified, and stands for the whole set. Features are kept in finessl's cache, 
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finessl.data.images import FileImages
-from finessl.errors import FinesslError
+from finessl.studio.project import Project
 
-if TYPE_CHECKING:  # torch is imported by the thread, so that the page is there before it
+if TYPE_CHECKING:  # torch is imported by the threads that use it, so that the page is there before it
     from finessl.frozen.choose import Pile
-    from finessl.frozen.features import FrozenEncoder
 
-FIRST, GROWTH = 256, 4  # images of the first part; each part is so many times larger
 LINKED = 20_000  # images up to which a neighbour graph is built, and labels are propagated after each label
 
 
@@ -55,91 +55,67 @@ class Encoded:
         return replace(self, linked=True)
 
 
-class Stopped(Exception):
-    """The studio closes."""
-
-
 class Encoding:
-    """The work of one thread. `publish` gets each part as soon as it is complete."""
+    """What is known of the process that encodes (encoder.py). `publish` gets each part as soon as it is complete."""
 
     def __init__(
-        self, images: FileImages, backbone: str = "auto", files: dict[str, str] | None = None, device: str = "auto"
+        self, project: Project, backbone: str = "auto", files: dict[str, str] | None = None, device: str = "auto"
     ) -> None:
-        self.images, self.asked, self.files, self.device = images, backbone, files or {}, device
+        self.project, self.asked, self.files, self.device = project, backbone, files or {}, device
         self.backbone: str | None = None if backbone == "auto" else backbone  # its name, once it is known
-        self.weights: str | None = None
-        self.done, self.total = 0, len(images)
+        self.weights: str | None = self.files.get(backbone)
+        self.done, self.total = 0, len(project.images)
         self.error: str | None = None
         self.started, self.fresh = time.monotonic(), 0  # images that were computed since
         self.finished = False
         self.rate: float | None = None  # images per second through the backbone alone
+        self.process: subprocess.Popen[bytes] | None = None
 
     def seconds_left(self) -> float | None:
         if self.finished or self.error or not self.fresh:
             return None
         return (self.total - self.done) * (time.monotonic() - self.started) / self.fresh
 
-    def run(self, publish: Callable[[Encoded], None], stop: threading.Event) -> None:
-        try:
-            from finessl.frozen.features import FrozenEncoder
-            from finessl.models.backbones import candidate_backbones, create_backbone
-            from finessl.runtime.device import resolve_device
-            from finessl.runtime.precision import resolve_precision
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()  # the cache of features is written chunk by chunk
 
-            target = resolve_device(self.device)
-            (self.backbone, self.weights), *_ = candidate_backbones(self.asked, self.files)
-            backbone = create_backbone(self.backbone, weights=self.weights)
-            encoder = FrozenEncoder(backbone, target, resolve_precision("auto", target))
-            self.rate = forward_rate(encoder)
-            order = np.random.default_rng(0).permutation(self.total)
-            size = min(FIRST, self.total)
-            while True:
-                part = np.sort(order[:size])
-                encoded = self.encode(part, encoder, stop)
-                if len(encoded.ids) > 1:
-                    if size > FIRST * GROWTH**2:
-                        publish(encoded)  # before its graph is there
-                    if len(encoded.ids) <= LINKED:
-                        publish(encoded.with_graph())
-                if size == self.total:
-                    break
-                size = min(size * GROWTH, self.total)
-                if self.total < 2 * size:
-                    size = self.total
-            self.done, self.finished = self.total, True
-        except Stopped:
-            pass
-        except Exception as error:  # page and terminal say so; labeling goes on without features
-            self.error = str(error) if isinstance(error, FinesslError) else f"{type(error).__name__}: {error}"
+    def run(self, publish: Callable[[Encoded], None]) -> None:
+        """Until all images are encoded, or the process ends."""
+        orders = {
+            "data": str(self.project.data), "folder": str(self.project.folder), "backbone": self.asked, "files": self.files,
+            "device": self.device, "fingerprint": self.project.images.fingerprint(),
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "finessl.studio.encoder"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(orders).encode() + b"\n")
+            self.process.stdin.close()
+        for line in self.process.stdout:
+            self.hear(json.loads(line), publish)
+        if self.process.wait() > 0 and not self.error:  # below zero: `stop`
+            self.error = "the process that encodes images has ended; the terminal says why."
+        if self.error:
             print(f"finessl: no features: {self.error}", file=sys.stderr, flush=True)
 
-    def encode(self, part: np.ndarray, encoder: FrozenEncoder, stop: threading.Event) -> Encoded:
-        begun = self.fresh
-
-        def progress(done: int, total: int) -> None:
-            if stop.is_set():
-                raise Stopped
-            if done == 0 and self.fresh == 0:
-                self.started = time.monotonic()
-            self.fresh = begun + done
-            self.done = max(self.done, len(part) - total + done)
-
-        from finessl.frozen.features import encode_images
-
-        found = encode_images(self.images.take(part), encoder, progress=progress)
-        if stop.is_set():
-            raise Stopped
-        self.done = max(self.done, len(part))
-        good = found.usable()
-        rows = found.rows if good.all() else found.rows[good]
-        return Encoded.of(part[good], rows, self.total, part[~good])
-
-
-def forward_rate(encoder: FrozenEncoder) -> float:
-    """Images per second through the backbone alone."""
-    size, count = encoder.backbone.image_size, 8
-    pixels = np.zeros((count, size, size, 3), np.uint8)
-    encoder.forward(pixels)  # the first call prepares
-    begun = time.perf_counter()
-    encoder.forward(pixels)
-    return count / max(time.perf_counter() - begun, 1e-6)
+    def hear(self, message: dict[str, Any], publish: Callable[[Encoded], None]) -> None:
+        if "part" in message:
+            parts = {name: np.load(file, mmap_mode="r") for name, file in message["part"].items()}
+            for file in message["part"].values():  # they stay as long as they are open; the cache has them too
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
+            self.done = max(self.done, len(parts["ids"]) + len(parts["broken"]))
+            if len(parts["ids"]) < 2:
+                return
+            encoded = Encoded.of(np.array(parts["ids"]), parts["rows"], self.total, np.array(parts["broken"]))
+            if len(encoded.ids) > LINKED // 4:
+                publish(encoded)  # before its graph is there
+            if len(encoded.ids) <= LINKED:
+                publish(encoded.with_graph())
+            return
+        if "fresh" in message and not self.fresh:
+            self.started = time.monotonic()
+        for name, value in message.items():
+            setattr(self, name, value)

@@ -39,7 +39,7 @@ class Studio:
         self.version, self.lock = 0, threading.Lock()
         self.thumbnails = Thumbnails(project.folder, project.images)
         self.suggestions = Suggestions(self.labels, self.touch)
-        self.encoding = Encoding(project.images, backbone, files, device)
+        self.encoding = Encoding(project, backbone, files, device)
         self.trainer = Trainer(project, self.labels, self.encoding)
         self.grid = Grid(self.labels, self.suggestions)
         self.review = Review(self.labels, self.suggestions)
@@ -64,6 +64,7 @@ class Studio:
     def close(self) -> None:
         """What was labeled is on the disk already; the rest is derived."""
         self.stop.set()
+        self.encoding.stop()
         self.suggestions.close()
         for thread in self.threads:
             thread.join(1)
@@ -96,7 +97,7 @@ class Studio:
 
     def _encode(self) -> None:
         if not self.stop.wait(PAINT):
-            self.encoding.run(self.suggestions.publish, self.stop)
+            self.encoding.run(self.suggestions.publish)
 
     def _build_thumbnails(self) -> None:
         self.stop.wait(PAINT)

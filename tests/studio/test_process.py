@@ -124,7 +124,6 @@ def wait_for(condition, seconds: float) -> bool:
 def test_encoding_in_the_background(photos, tmp_path, monkeypatch):
     """Real features of the embedded backbone, in parts; the answer and the queue follow."""
     monkeypatch.setenv("FINESSL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("finessl.studio.features.FIRST", 16)
     monkeypatch.setattr("finessl.studio.session.PAINT", 0.0)
     project = open_project(photos, tmp_path / "state")
     with held(project):
