@@ -8,14 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from finessl.cli import app
-from finessl.cli.grid import Address, Cpus, Engine, Format, Gpus, Jobs, Retries, note, report
-from finessl.cli.options import Data, Device, Fields, Plugins, Set, Text, Texts, recipe_options
+from finessl.cli.grid import Format, engine_options, note, report
+from finessl.cli.options import Data, Fields, Plugins, Set, Text, Texts, recipe_options
 
 
 @app.command(no_args_is_help=True)
 @recipe_options(
     "root", "path_column", "label_column", "labels_per_class", "backbone", "weights", "steps", "image_size", "precision"
 )
+@engine_options
 def compare(
     *,
     data: Data,
@@ -34,22 +35,14 @@ def compare(
     plugin: Plugins = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the cells. [default: runs/compare-DATA]")] = None,
     format_: Format = "table",
-    jobs: Jobs = 1,
-    device: Device = "auto",
-    retries: Retries = 1,
-    engine: Engine = "local",
-    address: Address = None,
-    cpus: Cpus = 1,
-    gpus: Gpus = None,
+    how: dict[str, Any],
 ) -> None:
     """Train a grid of runs and print its table.
 
     Shows mean ± standard deviation over seeds. Finished cells are skipped: the same command resumes the grid.
     """
     from finessl.api import make_recipe
-    from finessl.errors import FinesslError
     from finessl.recipe import parse_setting
-    from finessl.recipe.catalog import registry
     from finessl.registry import plugins
     from finessl.sweeps import compare as grid
     from finessl.sweeps.engines import run_cells
@@ -57,19 +50,7 @@ def compare(
 
     check_format(format_)
     plugins.load(plugin or ())
-    axes: dict[str, Any] = {}
-    for name, text, kind in (("method.name", methods, "methods"), ("tuning.name", tunings, "tunings")):
-        if text:
-            axes[name] = grid.axis_values(text, registry(kind).names(), name)
-    if backbones:
-        axes["model.backbone"] = grid.axis_values(backbones, None, "backbones")
-    for setting in axis or []:
-        name, _, values = setting.partition("=")
-        if not values.strip(", "):
-            raise FinesslError(f"--axis {setting} should read FIELD=A,B, for example --axis method.alpha=2,4,8.")
-        axes[name] = [parse_setting(f"{name}={value}")[1] for value in grid.axis_values(values, None, name)]
-    if not axes:
-        raise FinesslError("nothing to compare: give --methods, --tunings, --backbones or --axis.")
+    axes = read_axes(methods, tunings, backbones, axis or [])
     names = [grid.axis_label(axis) for axis in axes]
     axes["seed"] = axes.get("seed", list(range(seeds)))
     data = data.rstrip("/") or data  # photos/ and photos are one grid
@@ -85,10 +66,8 @@ def compare(
     cells = grid.make_cells(base, axes, folder, settings)
     if tunings == "all":
         cells = grid.without_misfits(cells, note)
-    failed = run_cells(
-        cells, engine=engine, jobs=jobs, device=device, retries=retries, address=address, cpus=cpus, gpus=gpus, log=note
-    )
-    if engine == "print":
+    failed = run_cells(cells, **how, log=note)
+    if how["engine"] == "print":
         return
     table = grid.tabulate(
         grid.summarise(cells), [name for name in names if name != "seed"], f"{data}: {count_seeds(len(axes['seed']))}"
@@ -98,6 +77,29 @@ def compare(
     if methods and "supervised" not in axes["method.name"]:
         note("labeled images alone are not in the table: add supervised to --methods to see what the others gain")
     report(failed, len(cells))
+
+
+def read_axes(methods: str | None, tunings: str | None, backbones: str | None, others: list[str]) -> dict[str, Any]:
+    """Dotted name → values."""
+    from finessl.errors import FinesslError
+    from finessl.recipe import parse_setting
+    from finessl.recipe.catalog import registry
+    from finessl.sweeps.compare import axis_values
+
+    axes: dict[str, Any] = {}
+    for name, text, kind in (("method.name", methods, "methods"), ("tuning.name", tunings, "tunings")):
+        if text:
+            axes[name] = axis_values(text, registry(kind).names(), name)
+    if backbones:
+        axes["model.backbone"] = axis_values(backbones, None, "backbones")
+    for setting in others:
+        name, _, values = setting.partition("=")
+        if not values.strip(", "):
+            raise FinesslError(f"--axis {setting} should read FIELD=A,B, for example --axis method.alpha=2,4,8.")
+        axes[name] = [parse_setting(f"{name}={value}")[1] for value in axis_values(values, None, name)]
+    if not axes:
+        raise FinesslError("nothing to compare: give --methods, --tunings, --backbones or --axis.")
+    return axes
 
 
 def count_seeds(seeds: int) -> str:

@@ -40,32 +40,46 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")
 Moved = Annotated[Text, typer.Option(help="File with the backbone's weights, if it moved.")]
 
 
-def recipe_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The parameter `fields: Fields` of a verb stands for options of these short names; without names, for all."""
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def option_group(parameter: str, options: Callable[[], list[inspect.Parameter]]) -> Decorator:
+    """In place of this parameter, a dict, the verb has these options; the dict holds those that are not None."""
 
     def mark(function: Callable[..., None]) -> Callable[..., None]:
-        function.recipe_options = names  # type: ignore[attr-defined]
+        function.option_groups = {parameter: options, **getattr(function, "option_groups", {})}  # type: ignore[attr-defined]
         return function
 
     return mark
 
 
-def expand(function: Callable[..., None]) -> Callable[..., None]:
-    """The verb with one parameter for each of its recipe options, as typer reads them."""
-    if not hasattr(function, "recipe_options"):
-        return function
+def recipe_options(*names: str) -> Decorator:
+    """Options of these short names, as the parameter `fields: Fields`; without names, all."""
+    return option_group("fields", lambda: [recipe_option(name) for name in names or all_names()])
+
+
+def all_names() -> list[str]:
     from finessl.recipe.catalog import short_names
 
-    names = function.recipe_options or tuple(short_names())
+    return list(short_names())
+
+
+def expand(function: Callable[..., None]) -> Callable[..., None]:
+    """The verb with the options of its groups as parameters, which typer reads."""
+    groups = {name: options() for name, options in getattr(function, "option_groups", {}).items()}
+    if not groups:
+        return function
 
     @functools.wraps(function)
     def verb(**arguments: Any) -> None:
-        fields = {name: value for name in names if (value := arguments.pop(name)) is not None}
-        function(fields=fields, **arguments)
+        for name, options in groups.items():
+            values = {option.name: arguments.pop(option.name) for option in options}
+            arguments[name] = {option: value for option, value in values.items() if value is not None}
+        function(**arguments)
 
     parameters = []
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
-        these = map(recipe_option, names) if parameter.name == "fields" else [parameter]
+        these = groups.get(parameter.name, [parameter])
         parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in these]
     verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

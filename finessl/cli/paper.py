@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from finessl.cli import app
-from finessl.cli.grid import Address, Cpus, Engine, Format, Gpus, Jobs, Retries, note, report
-from finessl.cli.options import Device, Plugins, Set, Text, Texts
+from finessl.cli.grid import Format, engine_options, note, report
+from finessl.cli.options import Plugins, Set, Text, Texts
 
 Only = Annotated[Texts, typer.Option(help="Parts of the table: cifar100,N4,finessl …", show_default=False)]
 
 
 @app.command()
+@engine_options
 def paper(
+    *,
     table: Annotated[Text, typer.Argument(help="Table or figure of the paper. [default: list them all]")] = None,
     only: Only = None,
     seeds: Annotated[int, typer.Option(help="Runs per cell, each with its own labels and initial weights.", min=1)] = 3,
     scale: Annotated[str, typer.Option(help="Fraction of the paper's steps, such as 0.1 or 1/3.")] = "1",
     root: Annotated[Texts, typer.Option(help="Folder with the data sets, or NAME=DIR for one; repeatable.")] = None,
     weights: Annotated[
-        Texts, typer.Option(help="CLIP ViT-B/16's weights, or BACKBONE=FILE; repeatable. Otherwise timm's hub.")
+        Texts, typer.Option(help="CLIP ViT-B/16's weights, or BACKBONE=FILE; repeatable. [default: timm's hub]")
     ] = None,
     text_features: Annotated[Text, typer.Option(help="FILE.npy with the class names' features, for FFT†.")] = None,
-    text_weights: Annotated[Text, typer.Option(help="CLIP ViT-B/16's text tower, for CoOp. Otherwise the hub.")] = None,
+    text_weights: Annotated[Text, typer.Option(help="CLIP ViT-B/16's text tower, for CoOp. [default: the hub]")] = None,
     set_: Set = None,
     plugin: Plugins = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/paper"),
     show_only: Annotated[bool, typer.Option("--show", help="Show what is finished; train nothing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be trained.")] = False,
     format_: Format = "table",
-    jobs: Jobs = 1,
-    device: Device = "auto",
-    retries: Retries = 1,
-    engine: Engine = "local",
-    address: Address = None,
-    cpus: Cpus = 1,
-    gpus: Gpus = None,
+    how: dict[str, Any],
 ) -> None:
     """Reproduce the paper's tables and figures.
 
@@ -81,11 +77,8 @@ def paper(
             for cell in grid.cells:
                 print(f"{'finished' if cell.run.finished() else f'{cell.recipe.train.steps:,} steps'}: {cell.run.path}")
         elif not show_only:
-            failed = run_cells(
-                grid.cells, engine=engine, jobs=jobs, device=device, retries=retries,
-                address=address, cpus=cpus, gpus=gpus, log=note,
-            )  # fmt: skip
-        if engine != "print":
+            failed = run_cells(grid.cells, **how, log=note)
+        if how["engine"] != "print":
             show(reports.tabulate(grid), format_)
         report(failed, len(grid.cells))
         if table and not grid.cells and grid.missing() and not show_only and not dry_run:

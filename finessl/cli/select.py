@@ -56,22 +56,13 @@ def select(
     (name, file), *_ = candidate_backbones(backbone, named_files(weights or []))
     with Display() as display:
         images, ids, classes, notes = open_images(data, recipe.data.root, fields.get("labels"))
-        features = encode_images(
-            images,
-            FrozenEncoder(create_backbone(name, weights=file), target, precision),
-            progress=lambda done, total: display.update(f"{name}: encoding images", done, total),
-        )
+        encoder = FrozenEncoder(create_backbone(name, weights=file), target, precision)
+        encoding = f"{name}: encoding images"
+        features = encode_images(images, encoder, progress=lambda done, total: display.update(encoding, done, total))
         found = select_images(
-            features.rows,
-            count,
-            usable=features.usable(),
-            labels=ids,
-            classes=len(classes),
-            strategy=strategy,  # type: ignore[arg-type]
-            seed=recipe.seed,
-            device=target,
-            progress=display.update,
-        )
+            features.rows, count, usable=features.usable(), labels=ids, classes=len(classes), seed=recipe.seed,
+            strategy=strategy, device=target, progress=display.update,  # type: ignore[arg-type]
+        )  # fmt: skip
     rows = [
         (rank, images.key(int(i)), classes[found.suggested[i]] if found.suggested[i] >= 0 else "", "")
         for rank, i in enumerate(found.chosen, 1)

@@ -1,4 +1,4 @@
-"""Recipe files: where they are, and TOML in and out."""
+"""Recipe files: where they are, which ones they extend, and how TOML is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees of plain values: how a file, a section or an override is read, and how one tree is laid over another."""
+"""Recipes as trees of plain values: reads sections and overrides, lays one tree over another."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ Positive = Annotated[float, Field(gt=0)]
 def declare(default: Any, help: str, *, unset: str = "", short: str | None = None) -> Any:
     """A field, with what `finessl --help`, `finessl list fields` and the documentation say of it.
 
-    help: what it is, and its unit.   unset: in words, what None stands for.   short: its name on the command line and in
+    help: what it is, and its unit.   unset: in words, what None means.   short: its name on the command line and in
     `finessl.train`; a field without one is set by its dotted name.
     """
     return Field(default, description=help, json_schema_extra={"unset": unset, "short": short})
@@ -314,7 +314,7 @@ def canonical_method(method: Choice) -> dict[str, Any]:
 
 
 def upgrade(tree: dict[str, Any]) -> None:
-    """A saved recipe of format 1, with its meaning of then written out."""
+    """A saved recipe of format 1, with what it meant when it was written."""
     method, split = tree.get("method"), tree.get("split")
     if isinstance(method, dict) and method.get("name") == "flexmatch":
         method.setdefault("warmup", True)

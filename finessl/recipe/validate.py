@@ -1,4 +1,4 @@
-"""Does everything exist that a recipe names, and does it take the options that the recipe gives it?"""
+"""Checks that everything a recipe names exists and takes the options that the recipe gives it."""
 
 from __future__ import annotations
 
