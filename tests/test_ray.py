@@ -29,7 +29,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's own 15 would starve them beside other tests
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's own 15 would starve them while other tests run
     ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield
     ray.shutdown()

@@ -12,7 +12,7 @@ goes to student steps. Targets are standardised per dimension. The losses are th
 of the patch tokens through linear heads (thrown away after), and the divergence between the two models' neighbour
 distributions within the batch, on the very features that are shipped. `--clip` adds CLIP's class token as a further
 target. The learning rate follows the clock, so that the run ends in time on any machine. Writes OUT (float16, timm's
-keys) and, beside it, a `.training.json` with the recipe, the time and the figures.
+keys) and, next to it, a `.training.json` with the recipe, the time and the results.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def compiled(function: Callable[..., Any], name: str, *example: Any) -> Callable
         if output.requires_grad:
             output.sum().backward()
         torch.cuda.synchronize()
-    except Exception as error:  # whatever the compiler says, the run must go on
+    except Exception as error:  # a failed compilation must not end the run
         print(f"{name}: torch.compile failed ({type(error).__name__}: {str(error)[:300]}); running eagerly")
         return function
     print(f"{name}: compiled in {time.time() - start:.0f} s")

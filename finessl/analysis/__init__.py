@@ -1,1 +1,1 @@
-"""From run directories to figures."""
+"""Figures and reports from run directories."""

@@ -1,4 +1,7 @@
-"""Drawings on one pair of axes each; figures.py puts them together as the paper does, report.py one by one."""
+"""Charts, each on one pair of matplotlib axes. figures.py arranges them as in the paper, the report shows them singly.
+
+Each function returns whether there was anything to draw.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from finessl.analysis.style import COLOURS, DASHES, GROUPS, HATCHES, INK, MARKER
 from finessl.inference.metrics import Interval, Reliability
 
 Series = tuple[np.ndarray, np.ndarray]
-FEW_POINTS = 12  # up to so many are marked, one by one
+MAX_MARKED = 12  # points of a line that get a marker each
 NAMED = 25  # classes whose names fit on an axis
 NAMES = {"novel": "novel class (OOD)", "unknown": "class not known"}
 
@@ -19,12 +22,14 @@ NAMES = {"novel": "novel class (OOD)", "unknown": "class not known"}
 def draw_lines(
     axes: Any, series: Mapping[str, Series], xlabel: str, ylabel: str, *, percent: bool = False, whole: bool = False
 ) -> bool:
-    """One line for each name that has points. A name without keeps its colour: a run looks the same in all charts.
-    `whole`: the axis shows 0 to 100 %."""
+    """One line per name. A name without points keeps its colour: a run has one colour in all charts.
+
+    series: name → (x, y).   percent: y is a share.   whole: the axis shows 0 to 100 %.
+    """
     for number, (name, (x, y)) in enumerate(series.items()):
         if len(x):
             colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-            mark = MARKERS[number % len(MARKERS)] if len(x) <= FEW_POINTS else None
+            mark = MARKERS[number % len(MARKERS)] if len(x) <= MAX_MARKED else None
             axes.plot(x, y, linestyle=dash, color=colour, marker=mark, label=name)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if xlabel == "step":
@@ -33,15 +38,15 @@ def draw_lines(
     if percent:
         as_percent(axes.yaxis)
         flat = len(axes.lines) and np.ptp(np.concatenate([line.get_ydata() for line in axes.lines])) < 0.005
-        if whole or flat:  # all the same: the scale of what could be, not of rounding errors
+        if whole or flat:  # equal values: show the whole scale, not rounding errors
             axes.set_ylim(0, 1.05)
     finish(axes, always=len(series) > 1)
     return bool(axes.lines)
 
 
 def draw_shares(axes: Any, counts: Mapping[str, np.ndarray | None], classes: Sequence[str] = ()) -> bool:
-    """How often each class is the pseudo-label, most favoured first, in even shares: a flat line at 1 has no bias.
-    With the names of `classes`, all runs are drawn in the order of the last one."""
+    """Frequency of each class among the pseudo-labels, most favoured first, relative to an even share: a flat line at 1 has no
+    bias.   counts: run → [C].   classes: names; with them all runs have the order of the last one."""
     order = None
     if classes and (last := [values for values in counts.values() if values is not None]):
         order = np.argsort(-last[-1], kind="stable")
@@ -71,7 +76,8 @@ def draw_shares(axes: Any, counts: Mapping[str, np.ndarray | None], classes: Seq
 
 
 def draw_groups(axes: Any, bins: Mapping[str, np.ndarray], xlabel: str, scale: float = 1.0, width: int = 5) -> bool:
-    """Histograms of confidence over groups of images, each as shares of its group; `scale` multiplies confidence (κ)."""
+    """Histograms of confidence per group of images, as shares of the group.   scale: factor of the confidence (κ).
+    width: recorded bins per bar."""
     for group, counts in bins.items():
         colour, dash, hatch = GROUPS[group]
         share = counts.reshape(-1, width).sum(1) / counts.sum()
@@ -94,12 +100,12 @@ def draw_reliability(axes: Any, runs: Mapping[str, Reliability | None]) -> bool:
     for number, (name, bins) in enumerate(runs.items()):
         if bins is None:
             continue
-        some = bins.images > 0
+        filled = bins.images > 0
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
         mark = MARKERS[number % len(MARKERS)]
-        axes.plot(bins.confidence[some], bins.accuracy[some], linestyle=dash, color=colour, lw=1.2, label=name)
-        size = 8 + 110 * bins.images[some] / bins.images.sum()
-        axes.scatter(bins.confidence[some], bins.accuracy[some], s=size, color=colour, marker=mark, zorder=3, lw=0)
+        axes.plot(bins.confidence[filled], bins.accuracy[filled], linestyle=dash, color=colour, lw=1.2, label=name)
+        size = 8 + 110 * bins.images[filled] / bins.images.sum()
+        axes.scatter(bins.confidence[filled], bins.accuracy[filled], s=size, color=colour, marker=mark, zorder=3, lw=0)
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
     as_percent(axes.xaxis)
     as_percent(axes.yaxis)
@@ -114,7 +120,7 @@ def draw_bars(
     ylabel: str,
     intervals: Mapping[str, Sequence[Interval | None]] | None = None,
 ) -> bool:
-    """Groups of bars: `bars[name][i]` stands at `places[i]`."""
+    """Groups of bars: `bars[name][i]` belongs to the group `places[i]`."""
     width = 0.8 / max(len(bars), 1)
     for number, (name, values) in enumerate(bars.items()):
         x = np.arange(len(places)) + (number - (len(bars) - 1) / 2) * width
@@ -137,7 +143,7 @@ def draw_bars(
 
 
 def draw_columns(axes: Any, names: Sequence[str], values: np.ndarray, ylabel: str) -> bool:
-    """One bar a class, tallest first."""
+    """One bar per class, tallest first."""
     order = np.argsort(-values, kind="stable")
     axes.bar(np.arange(len(values)), values[order], 0.72, color=COLOURS[0], lw=0)
     name_classes(axes, np.arange(len(values)), [names[k] for k in order])
@@ -181,7 +187,7 @@ def patch(corner: tuple[float, float], colour: str, value: float) -> Any:
 
 
 def finish(axes: Any, always: bool = False) -> None:
-    """A legend above the axes, left, where there is more than one thing to name."""
+    """A legend above the axes if there is more than one name.   always: also for one."""
     names = axes.get_legend_handles_labels()[1]
     if len(names) > 1 or (always and names):
         columns = 1 if max(map(len, names)) > 26 else 2 if len("".join(names)) > 32 else 3

@@ -67,7 +67,7 @@ def pseudo_labels(outcomes: Sequence[Outcome], axis: str | None = None) -> Any:
 
 
 def pseudo_counts(outcomes: Sequence[Outcome]) -> dict[str, np.ndarray | None]:
-    """Pseudo-labels of each class in the last epoch."""
+    """Run → pseudo-labels per class in the last epoch."""
     return {o.label: np.array(o.diagnostics[-1]["pseudo"]) if o.diagnostics else None for o in outcomes}
 
 
@@ -87,12 +87,12 @@ def pseudo_label_quality(outcomes: Sequence[Outcome], axis: str | None = None) -
 
 
 def weighing_head(outcome: Outcome) -> str:
-    """The head whose confidence weighs unlabeled images: the auxiliary one where there is one (DLS)."""
+    """The head whose confidence weights unlabeled images: the auxiliary one if there is one (DLS)."""
     return "confidence_aux" if outcome.histogram("confidence_aux") is not None else "confidence"
 
 
 def known_groups(outcome: Outcome, name: str) -> dict[str, np.ndarray]:
-    """Bins of the groups whose truth is known; of all images where it is not."""
+    """Bins of the groups with known truth, or of all images if it is unknown."""
     found = {g: outcome.histogram(name, g) for g in ("correct", "incorrect", "novel")}
     groups = {group: bins for group, bins in found.items() if bins is not None}
     unknown = outcome.histogram(name, "unknown")
@@ -109,7 +109,7 @@ def mean_confidence(outcome: Outcome, name: str) -> float | None:
 
 
 def confidence_by_labels(outcomes: Sequence[Outcome], axis: str | None = None) -> Any:
-    """One line for each kind of run, over labels a class; a second, DLS, where there is an auxiliary head."""
+    """One line per kind of run, over labels per class; a second one, DLS, if there is an auxiliary head."""
     points: dict[str, dict[float, list[float]]] = {}
     for outcome in outcomes:
         kind = f"{outcome.recipe.method.name}, {outcome.recipe.tuning.name}"
@@ -132,7 +132,7 @@ def confidence_by_labels(outcomes: Sequence[Outcome], axis: str | None = None) -
 
 
 def confidence(outcomes: Sequence[Outcome], axis: str | None = None) -> Any:
-    """A panel for each run, and a second one for its auxiliary head."""
+    """One panel per run, and a second one for its auxiliary head."""
     panels = [(o, name) for o in outcomes for name in ("confidence", "confidence_aux") if known_groups(o, name)]
     if not panels:
         raise nothing("recorded no confidence", outcomes)
@@ -145,7 +145,7 @@ def confidence(outcomes: Sequence[Outcome], axis: str | None = None) -> Any:
 
 
 def rectified(outcome: Outcome) -> tuple[dict[str, np.ndarray], float] | None:
-    """Bins of correct and incorrect pseudo-labels by the weighing head, and κ; None where the truth is not known."""
+    """Bins of correct and incorrect pseudo-labels by the weighting head, and κ; None if the truth is unknown."""
     name = weighing_head(outcome)
     groups = {g: bins for g, bins in known_groups(outcome, name).items() if g in ("correct", "incorrect")}
     if "correct" not in groups:
@@ -156,7 +156,7 @@ def rectified(outcome: Outcome) -> tuple[dict[str, np.ndarray], float] | None:
 
 
 def recorded_calibration(outcome: Outcome) -> float | None:
-    """ECE of the weighing head on the last epoch's pseudo-labels, from the recorded bins (20 of them)."""
+    """Expected calibration error of the weighting head on the last epoch's pseudo-labels, from 20 recorded bins."""
     found = rectified(outcome)
     if found is None:
         return None
@@ -196,7 +196,7 @@ def calibration(outcomes: Sequence[Outcome], axis: str | None = None) -> Any:
 
 
 def sensitivity(outcomes: Sequence[Outcome], axis: str | None = None) -> Any:
-    """Accuracy against one numeric field; a line for each value of the other fields in which the runs differ."""
+    """Accuracy over one numeric field; one line per value of the other fields in which the runs differ."""
     flats = [o.recipe.flat() for o in outcomes]
     name = axis or varying_number(flats)
     if any(not isinstance(flat.get(name), (int, float)) for flat in flats):
@@ -233,7 +233,7 @@ def varying_number(flats: Sequence[dict[str, Any]]) -> str:
 
 
 def strategies(outcomes: Sequence[Outcome], axis: str | None = None) -> Any:
-    """Bars for each strategy (or backbone, or the field --axis), grouped by labels a class."""
+    """One bar per strategy (or backbone, or value of the field --axis), grouped by labels per class."""
     flats = [o.recipe.flat() for o in outcomes]
     fields = [axis] if axis else [n for n in ("model.backbone", "tuning.name", "method.name") if differ(flats, n)]
     values: dict[str, dict[float, list[float]]] = {}

@@ -1,4 +1,4 @@
-"""A run in plain words: how good it is, whether unlabeled images helped, and what to watch."""
+"""A run in words: how good it is, whether unlabeled images helped, and what to watch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from finessl.inference import metrics
 from finessl.inference.audit import Audit
 from finessl.inference.metrics import Interval
 
-UNEVEN = 0.10  # of the pseudo-labels in the wrong class's share: worth a warning
-SURER = 0.05  # confidence above accuracy: worth a warning
-SETTLED = 0.10  # the 95 % interval of confidence minus accuracy is within ± this: calibration can be judged
-WEAK = 0.5  # recall below this share of the mean recall: a weak class
-TEST_PART = 4  # place of the test images in a data fingerprint, after its version (`finessl.data.dataset.PARTS`)
-AUDIT = (50, 100, 400)  # labeled images for which the report says how exact an audit is
+MAX_UNEVEN = 0.10  # share of the pseudo-labels in another class's share; beyond it, a warning
+MAX_OVERCONFIDENCE = 0.05  # mean confidence minus accuracy; beyond it, a warning
+MAX_HALF_WIDTH = 0.10  # of the 95 % interval of confidence minus accuracy; beyond it, calibration is called unknown
+WEAK = 0.5  # recall of a weak class, relative to the mean recall
+TEST_PART = 4  # index of the test images in a data fingerprint (`finessl.data.dataset.PARTS`, after the version)
+AUDIT = (50, 100, 400)  # numbers of labels for which the report gives the precision of an audit
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """The first thing to read."""
+    """The top of the report."""
 
     figure: str  # "64.6 %"
     caption: str
-    bounds: Interval | None  # what the bar beside it shows
-    at: float | None
+    bounds: Interval | None  # of the gauge
+    at: float | None  # mark on the gauge
     measured: bool
     sentences: list[str] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ def audited(audit: Audit) -> str:
 
 
 def gain(subject: Outcome, others: Sequence[Outcome]) -> str:
-    """Against labeled images alone. Only a run that differs in nothing but the method can tell."""
+    """The gain over labeled images only. Known only if a supervised run differs in nothing but the method."""
     if subject.recipe.method.name == "supervised":
         return "It learned from the labeled images alone: this is the accuracy that unlabeled images have to beat."
     if subject.recipe.method.name == "quick":
@@ -126,7 +126,7 @@ def gain(subject: Outcome, others: Sequence[Outcome]) -> str:
 
 
 def differences(one: Outcome, other: Outcome) -> list[str]:
-    """In words, all in which two runs differ besides their method."""
+    """In words, every difference between two runs except the method."""
     found = data_differences(one, other)
     if other.test is None:
         found.append("it has no results on test images")
@@ -140,7 +140,7 @@ def differences(one: Outcome, other: Outcome) -> list[str]:
 
 
 def data_differences(one: Outcome, other: Outcome) -> list[str]:
-    """In words, in which images two runs differ."""
+    """In words, the differences between the images of two runs."""
     found = []
     mine, theirs = ((o.fingerprint or "").split(":") for o in (one, other))
     if one.fingerprint and other.fingerprint and mine[:TEST_PART] != theirs[:TEST_PART]:
@@ -159,7 +159,7 @@ def data_differences(one: Outcome, other: Outcome) -> list[str]:
 
 
 def ask_for_audit(subject: Outcome) -> Verdict:
-    """No test image has a label. Confidence is no measurement, so the report asks for one."""
+    """The verdict without labeled test images: confidence is no measurement, so the report asks for an audit."""
     buys = ", ".join(f"{n} images give it to ±{100 * half_width(n):.0f} points" for n in AUDIT)
     return Verdict(
         "not measured", "accuracy: no test image has a label", None, None, False,
@@ -175,7 +175,7 @@ def ask_for_audit(subject: Outcome) -> Verdict:
 
 
 def half_width(images: int) -> float:
-    """Of the 95 % interval of an accuracy near 50 %, where it is widest."""
+    """Half width of the 95 % interval of an accuracy of 50 %, where it is widest."""
     low, high = metrics.wilson(images / 2, images)
     return (high - low) / 2
 
@@ -184,7 +184,7 @@ def half_width(images: int) -> float:
 
 
 def findings(subject: Outcome, opinion: SecondOpinion | None) -> list[Finding]:
-    """Problems first; what is in order is said too."""
+    """All findings, problems first. Checks that pass are findings too."""
     found = [Finding("problem", "Not finished", subject.missing[0])] if not subject.finished else []
     checks: list[Callable[[], Finding | None]] = [
         lambda: never_named(subject),
@@ -224,12 +224,12 @@ def overconfident(subject: Outcome) -> Finding | None:
     sure, right = float(test.confidence.mean()), float(test.correct.mean())
     low, high = metrics.bootstrap(lambda c, r: float(c.mean() - r.mean()), test.confidence, test.correct.astype(float))
     text = f"It is {percent(sure, 0)} sure on average and right {percent(right, 0)} of the time"
-    if sure - right > SURER and low > 0:
+    if sure - right > MAX_OVERCONFIDENCE and low > 0:
         kappa = metrics.rectification(test.confidence, test.correct)
         return Finding("watch", "Overconfident", f"{text}: multiply its confidence by {kappa:.2f}.")
-    if right - sure > SURER and high < 0:
+    if right - sure > MAX_OVERCONFIDENCE and high < 0:
         return Finding("note", "Too modest", f"{text}: its answers deserve more trust than they claim.")
-    if max(-low, high) > SETTLED:
+    if max(-low, high) > MAX_HALF_WIDTH:
         few = f"{count_of(len(test.correct), 'test image')} {'is' if len(test.correct) == 1 else 'are'} too few"
         return Finding("note", "Calibration not known", f"{text}. {few} to say whether its confidence can be trusted.")
     return Finding("good", "Confidence means what it says", f"{text}.")
@@ -261,7 +261,7 @@ def biased(subject: Outcome) -> Finding | None:
         f"{when} {classes[most]} got {quotient[most]:.1f} times its true share, {classes[least]} {quotient[least]:.1f} "
         f"times; {percent(moved, 0)} of them would have to move to even that out."
     )
-    if moved > UNEVEN + noise:
+    if moved > MAX_UNEVEN + noise:
         return Finding("watch", "Biased towards some classes", text)
     return Finding("good", "Pseudo-labels are spread as the classes are", text)
 
@@ -280,7 +280,7 @@ def weak_classes(subject: Outcome) -> Finding | None:
 
 
 def outsiders(subject: Outcome) -> Finding | None:
-    """Images of novel classes, where the data set tells."""
+    """Images of novel classes, if the data set knows them."""
     inside, outside = subject.histogram("weight", "correct", "incorrect"), subject.histogram("weight", "novel")
     if inside is None or outside is None:
         return None

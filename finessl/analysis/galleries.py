@@ -1,4 +1,4 @@
-"""Images worth looking at: the surest of each class, the least sure, doubtful labels, strangers."""
+"""Images of the report: the most and least confident ones, suspicious labels, images unlike every class."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from finessl.data.images import ImageError, Images
 from finessl.data.splits import from_runs
 from finessl.training.diagnostics import NOVEL, UNKNOWN
 
-SIDE = 224  # pixels of an image's shorter side on the page; its longer side is at most twice that
-IN_GALLERY, OF_CLASS, CLASSES = 12, 4, 12
+SIDE = 224  # pixels of an image's shorter side on the page; the longer side is at most twice that
+IN_GALLERY, PER_CLASS, MAX_CLASSES = 12, 4, 12  # images per gallery, images per class, classes
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Gallery:
 
 
 def thumbnail(images: Images, i: int) -> str | None:
-    """The image, small, as a data URI (the page shows its middle square); None where it cannot be read any more."""
+    """A small copy as a data URI (the page shows its central square); None if the image can no longer be read."""
     try:
         pixels = Image.fromarray(images.read(i, shorter=SIDE))
     except (ImageError, OSError):
@@ -64,7 +64,7 @@ def thumbnail(images: Images, i: int) -> str | None:
 
 
 def galleries(outcome: Outcome, opinion: SecondOpinion | None, dataset: Dataset) -> list[Gallery]:
-    """Those that the run kept enough for; empty ones are left out."""
+    """All galleries with at least one image."""
     made = [*surest(outcome, dataset), least_sure(outcome, dataset), mistakes(outcome, dataset)]
     if opinion is not None:
         made += [doubtful(outcome, opinion, dataset), strangest(outcome, opinion, dataset)]
@@ -72,7 +72,7 @@ def galleries(outcome: Outcome, opinion: SecondOpinion | None, dataset: Dataset)
 
 
 def pictures(images: Images, chosen: Iterable[tuple[int, str, str, bool | None]]) -> list[Picture]:
-    """(position, answer, detail, right) → what can be shown of them."""
+    """(position, answer, detail, right) → pictures of the readable ones."""
     shown = []
     for i, answer, detail, right in chosen:
         uri = thumbnail(images, i)
@@ -82,7 +82,7 @@ def pictures(images: Images, chosen: Iterable[tuple[int, str, str, bool | None]]
 
 
 def described(outcome: Outcome, row: int) -> tuple[int, str, str, bool | None]:
-    """An unlabeled image: what it was called, how surely, and whether that is right where the truth is known."""
+    """(position, predicted class, confidence and true class, right) of an unlabeled image."""
     kept = outcome.unlabeled
     assert kept is not None
     truth, label = int(kept["truth"][row]), int(kept["label"][row])
@@ -96,19 +96,19 @@ def described(outcome: Outcome, row: int) -> tuple[int, str, str, bool | None]:
 
 
 def surest(outcome: Outcome, dataset: Dataset) -> list[Gallery]:
-    """Of each class, the unlabeled images that are given it most surely; of many classes, those most and least given."""
+    """The most confident unlabeled images per class; of many classes, the most and least frequent ones."""
     kept = outcome.unlabeled
     if kept is None:
         return []
     counts = np.bincount(kept["label"], minlength=len(outcome.classes))
     classes = np.arange(len(counts))
-    if len(counts) > CLASSES:
+    if len(counts) > MAX_CLASSES:
         order = np.argsort(-counts, kind="stable")
-        classes = np.concatenate([order[: CLASSES // 2], order[-CLASSES // 2 :]])
+        classes = np.concatenate([order[: MAX_CLASSES // 2], order[-MAX_CLASSES // 2 :]])
     made = []
     for k in classes:
         rows = np.flatnonzero(kept["label"] == k)
-        best = rows[np.argsort(-kept["confidence"][rows], kind="stable")][:OF_CLASS]
+        best = rows[np.argsort(-kept["confidence"][rows], kind="stable")][:PER_CLASS]
         about = f"{counts[k]:,} of {len(kept['label']):,}"
         made.append(
             Gallery(outcome.classes[k], about, True, pictures(dataset.train, (described(outcome, r) for r in best)))
@@ -128,7 +128,7 @@ def least_sure(outcome: Outcome, dataset: Dataset) -> Gallery:
 
 
 def count_unlabeled(outcome: Outcome, dataset: Dataset) -> int:
-    """Training images whose labels training did not use; 0 where the split does not tell."""
+    """Number of training images whose labels were not used; 0 if the split is unknown."""
     split = outcome.split or {"labeled": [], "unlabeled": []}
     try:
         labeled, unlabeled = (from_runs(split[name], len(dataset.train)) for name in ("labeled", "unlabeled"))

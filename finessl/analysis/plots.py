@@ -1,4 +1,4 @@
-"""The demo's picture: accuracy over training, balance of the predictions, and test images with the answers."""
+"""The demo's picture: accuracy over training, frequency of predicted classes, and test images with predictions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from finessl.runs.inputs import open_source
 
 
 def demo_picture(runs: Mapping[str, RunDirectory], path: Path) -> Path:
-    """Of these runs, and of the last one's answers for 20 test images."""
+    """Curves of these runs, and 20 test images with the last run's predictions."""
     outcomes = {name: Outcome(run, run.recipe(), name) for name, run in runs.items()}
     subject = list(outcomes.values())[-1]
     dataset = open_source(subject.recipe)

@@ -1,4 +1,4 @@
-"""What a run left behind, read for figures and reports. What is not there is None, and `missing` says so in words."""
+"""A run directory, read for figures and reports. A missing part is None, and `missing` says so in words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_NUMBERED = 100_000  # classes of a run that names none
 
 @dataclass
 class Predictions:
-    """The classifier's answers for the test images."""
+    """The classifier's predictions for the test images."""
 
     logits: np.ndarray  # [n, C]
     labels: np.ndarray
@@ -52,7 +52,7 @@ class Predictions:
 
 @dataclass
 class Outcome:
-    """One run directory, read as it is: finished or not."""
+    """One run, finished or not."""
 
     run: RunDirectory
     recipe: Recipe
@@ -98,7 +98,7 @@ class Outcome:
 
     @property
     def step(self) -> int:
-        """How far it came: by its metrics, whose lines are some steps apart, or by its newest checkpoint."""
+        """The last step: by its metrics, whose lines are some steps apart, or by its newest checkpoint."""
         saved = [int(path.name[5:]) for path in self.run.checkpoints.glob("step-*") if path.name[5:].isdigit()]
         return max([0, *saved, *(row["step"] for row in self.rows if "step" in row)])
 
@@ -109,7 +109,7 @@ class Outcome:
 
     @cached_property
     def classes(self) -> list[str]:
-        """Their names; numbers where split.json does not tell."""
+        """Class names; numbers if split.json is missing."""
         if self.split:
             return self.split["classes"]
         counted = [len(row["pseudo"]) for row in self.rows if "pseudo" in row]
@@ -118,7 +118,7 @@ class Outcome:
 
     @cached_property
     def labels_per_class(self) -> float | None:
-        """In the mean."""
+        """Mean number of labels per class."""
         count = self.meta.get("labeled")
         if count is None or not self.classes:
             return self.recipe.split.options.get("labels_per_class")
@@ -132,12 +132,12 @@ class Outcome:
         return [row for row in found if len(row.get("pseudo", [])) == len(self.classes)]
 
     def series(self, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps, values) of one figure in metrics.jsonl."""
+        """(steps, values) of one metric in metrics.jsonl."""
         rows = [row for row in self.rows if row.get("kind") == kind and row.get(name) is not None]
         return np.array([row["step"] for row in rows], int), np.array([row[name] for row in rows], float)
 
     def pseudo_accuracy(self) -> tuple[np.ndarray, np.ndarray]:
-        """(steps, share of right pseudo-labels among images of known class), an epoch at a time."""
+        """(steps, share of correct pseudo-labels among images of known class), per epoch."""
         rows = [row for row in self.diagnostics if "truth" in row]
         return np.array([row["step"] for row in rows], int), np.array([sum(r["right"]) / sum(r["truth"]) for r in rows])
 
@@ -147,7 +147,7 @@ class Outcome:
         return np.array([row["step"] for row in rows], int), np.array([metrics.entropy(r["pseudo"]) for r in rows])
 
     def histogram(self, name: str, *groups: str) -> np.ndarray | None:
-        """The last epoch's bins of confidence, confidence_aux or weight, summed over groups of images."""
+        """Bins of confidence, confidence_aux or weight in the last epoch, summed over groups of images."""
         found = self.diagnostics[-1].get(name, {}) if self.diagnostics else {}
         chosen = [found[group] for group in groups or found if group in found]
         return np.sum(chosen, axis=0) if chosen else None
@@ -169,7 +169,7 @@ class Outcome:
             return None
 
     def _arrays(self, name: str, what: str, *keys: str) -> dict[str, np.ndarray] | None:
-        """None where the file is damaged or belongs to other classes."""
+        """None if the file is damaged or belongs to other classes."""
         try:
             arrays = read_arrays(self.path / name, *keys)
             if not fits(arrays, len(self.classes)):
@@ -188,7 +188,7 @@ class Outcome:
 
 
 def fits(arrays: dict[str, np.ndarray], classes: int) -> bool:
-    """Do the arrays of a run go together: as many rows as images, labels among the classes, finite numbers?"""
+    """Whether the arrays of a run are consistent: equal numbers of rows, labels among the classes, finite numbers."""
     groups = (("index", "label", "confidence", "truth"), ("index", "labels", "logits"),
               ("labeled", "labels", "labeled_features"), ("unlabeled", "unlabeled_features"))  # fmt: skip
     for group in groups:
@@ -203,7 +203,7 @@ def fits(arrays: dict[str, np.ndarray], classes: int) -> bool:
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Outcome]:
-    """The runs at these paths; a folder of runs stands for all of them. Each is labeled by what sets it apart."""
+    """The runs at these paths; a folder of runs means all of them. Labels name the differences between the runs."""
     folders: list[Path] = []
     for path in map(Path, paths):
         inside = sorted(file.parent for file in path.glob("*/recipe.toml"))

@@ -1,4 +1,4 @@
-"""A picture of a split: how many labeled and unlabeled images each class has."""
+"""A chart of a split: labeled and unlabeled images per class."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LABELED, UNLABELED = "#d1495b", "#8fb8de"
-NAMED = 40  # beyond this many classes their names would not be legible
+NAMED = 40  # classes whose names are legible
 
 
 def draw_split(split: Split, dataset: Dataset, path: Path | None = None) -> Figure:
-    """Bars for each class, labeled in front of unlabeled; a scale that shows 4 next to 500. Saved where `path` says."""
+    """Bars per class, labeled in front of unlabeled, on a scale that shows 4 next to 500. Saved to `path`."""
     from matplotlib import rc_context
 
     with rc_context({"text.parse_math": False}):  # a class may be called $x$
@@ -53,6 +53,6 @@ def _draw(split: Split, dataset: Dataset, path: Path | None) -> Figure:
     if path is not None:
         try:
             figure.savefig(path)
-        except ValueError as error:  # the suffix is no picture's
+        except ValueError as error:  # the suffix is not of an image format
             raise FinesslError(f"cannot draw {path}: {error}") from error
     return figure

@@ -1,5 +1,5 @@
-"""How pictures look: colours that the colour-blind tell apart (Okabe and Ito), told apart in grey by dashes, markers and
-hatches; SVG whose colours a web page can replace, so that a figure follows it from light to dark."""
+"""Style of charts: a colour-blind safe palette (Okabe and Ito), with dashes, markers and hatches for grey; SVG whose colours
+are CSS variables, so that a chart follows the page's light or dark scheme."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def styled() -> Iterator[None]:
 
 
 def canvas(width: float, height: float) -> Any:
-    """A matplotlib figure, in inches, that needs no screen."""
+    """A matplotlib figure of this size in inches, without a display."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Any, folder: Path, name: str) -> list[Path]:
-    """name.svg and name.png."""
+    """Write name.svg and name.png."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
     figure.savefig(paths[0], metadata={"Date": None})
@@ -87,7 +87,7 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
 
 
 def inline_svg(figure: Any, description: str) -> str:
-    """An <svg> element for a page: its colours are the page's variables, its size the column's."""
+    """An <svg> element for a page, with CSS variables as colours and the width of its column."""
     import html
 
     file = io.StringIO()

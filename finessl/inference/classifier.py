@@ -41,7 +41,7 @@ FORMAT = 1
 TENSORS = "classifier.safetensors"
 MAX_IMAGE_SIZE = 8_192  # pixels
 MAX_OPTION = 65_536  # of a tuning strategy or head: lengths, ranks, widths
-MANY = 500_000  # images whose prediction saves more time than compiling takes (docs/performance.md)
+MIN_COMPILED = 500_000  # images from which compilation saves more time than it takes (docs/performance.md)
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -216,7 +216,7 @@ class Classifier:
 
     def expect(self, images: int) -> None:
         """So many images will follow: where that repays the time it takes, the encoder is compiled."""
-        if self.device.type == "cuda" and images >= MANY and not self.compiled:
+        if self.device.type == "cuda" and images >= MIN_COMPILED and not self.compiled:
             compile_encoder(self.network.encoder)
             self.compiled = True
 

@@ -85,7 +85,7 @@ def save(model: Any, file: Path, classifier: Classifier) -> None:
 
     if model.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         raise FinesslError("the model is over 2 GB, more than one ONNX file holds; use --format pt2.")
-    onnx.helper.set_model_props(model, {"finessl": json.dumps(describe(classifier))})  # ASCII, whatever the names are
+    onnx.helper.set_model_props(model, {"finessl": json.dumps(describe(classifier))})  # JSON escapes to ASCII
     model.producer_name = "finessl"
     onnx.save(model, str(file))
 

@@ -84,7 +84,7 @@ def rectification(confidence: np.ndarray, correct: np.ndarray) -> float:
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """T that minimises the mean cross-entropy of softmax(logits / T); within 0.01 … 100.
 
-    The loss is convex in β = 1/T, so the sign of its slope, E[Σ_k p_k z_k − z_y], tells on which side T lies.
+    The loss is convex in β = 1/T, so the sign of its slope, E[Σ_k p_k z_k − z_y], tells on which side T is.
     """
     z = np.asarray(logits, np.float64)
     target = z[np.arange(len(z)), labels]
@@ -142,7 +142,7 @@ def wilson(right: float, count: int) -> Interval:
 def bootstrap(
     statistic: Callable[..., float], *arrays: np.ndarray, resamples: int = 1000, seed: int = 0, level: float = 0.95
 ) -> Interval:
-    """Interval of a statistic of images: rows are drawn anew with replacement, alike from all arrays.
+    """Interval of a statistic of images: rows are resampled with replacement, equally in all arrays.
 
     The percentiles are moved so that their mean is the estimate itself: resampling makes some statistics larger (the
     calibration error of a resample is), and a plain percentile interval may then not even hold the estimate.

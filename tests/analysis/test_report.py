@@ -148,7 +148,7 @@ def test_a_leak_is_found(make_run: Maker, tmp_path: Path, photos: Path) -> None:
 
 
 def test_without_test_labels_it_asks_for_an_audit(make_run: Maker) -> None:
-    """No figure that nobody measured: neither a range nor a confidence stands for the accuracy."""
+    """No number without a measurement: neither a range nor a confidence replaces the accuracy."""
     folder = make_run(tested=False)
     page = Page(write_report([folder]))
     assert "not measured accuracy: no test image has a label" in page.text

@@ -120,8 +120,8 @@ def test_12_bit_data_in_16_bit_files() -> None:
     assert (decode(encoded(image, "TIFF", tiffinfo={281: 65535})) == (values >> 8)[..., None]).all()
     assert (decode(encoded(image, "TIFF", tiffinfo={281: 16383})) == (values >> 6)[..., None]).all()
     assert (decode(encoded(image, "TIFF", tiffinfo={281: 1023})) == (values >> 4)[..., None]).all()  # the file is wrong
-    turned = encoded(image, "TIFF", tiffinfo={281: 16383, 274: 3})
-    assert (decode(turned) == (values >> 6)[::-1, ::-1, None]).all()
+    rotated = encoded(image, "TIFF", tiffinfo={281: 16383, 274: 3})
+    assert (decode(rotated) == (values >> 6)[::-1, ::-1, None]).all()
 
 
 def test_floats_and_wide_integers_by_their_range() -> None:
@@ -193,7 +193,7 @@ def test_what_is_no_image_says_so(tmp_path: Path) -> None:
 
 
 def test_formats_that_start_programs_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow opens EPS whatever the file is called, and has Ghostscript draw it."""
+    """Pillow opens EPS under any file name and starts Ghostscript."""
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
     (tmp_path / "photo.jpg").write_bytes(encoded(Image.new("RGB", (8, 8)), "EPS"))
     for source in (tmp_path / "photo.jpg", (tmp_path / "photo.jpg").read_bytes()):

@@ -1,4 +1,4 @@
-"""The views of a step: the right images with the right labels, the same whatever the number of processes."""
+"""The views of a step: the right images with the right labels, independent of the number of processes."""
 
 from __future__ import annotations
 

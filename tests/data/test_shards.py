@@ -1,4 +1,4 @@
-"""WebDataset shards: read in place, labels beside the images, damage found."""
+"""WebDataset shards: read in place, labels next to the images, damage found."""
 
 from __future__ import annotations
 

@@ -146,7 +146,9 @@ def test_a_finished_file_is_reopened_without_decoding(folder: Path, tmp_path: Pa
     with pytest.raises(ValueError, match="read-only"):
         again.flat[0] = 1
     monkeypatch.undo()
-    other = PixelStore.build(images, shorter=17, cache_dir=tmp_path / "c", memory_limit_bytes=0)  # another size: anew
+    other = PixelStore.build(
+        images, shorter=17, cache_dir=tmp_path / "c", memory_limit_bytes=0
+    )  # another size: decoded again
     assert other.sizes[0].tolist() == [22, 17] and again.sizes[0].tolist() == [21, 16]
 
 

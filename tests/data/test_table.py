@@ -18,7 +18,7 @@ from finessl.recipe import Recipe
 
 @pytest.fixture
 def table(tmp_path: Path, make):
-    """Writes a table beside ten images 0.png … 9.png."""
+    """Writes a table next to ten images 0.png … 9.png."""
     for number in range(10):
         make.write(tmp_path / f"{number}.png", number)
 

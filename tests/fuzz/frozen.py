@@ -89,7 +89,7 @@ def select(box: Box) -> None:
 
 @kind("labels", 4)
 def labels(box: Box) -> None:
-    """--labels: a table beside a pile of images."""
+    """--labels: a table next to a folder of images."""
     rng, photos = box.rng, box.copy("photos")
     rows = [[f"unlabeled/{i}.png", ("ant", "bee", "cow", hostile_name(box))[i % 4], "train"] for i in range(6)]
     intact = rng.random() < 0.15

@@ -132,7 +132,7 @@ def recipes(box: Box) -> None:
         data = spoil(rng, data)
     path.write_bytes(data)
     out = box.folder / "run"
-    # On the command line stands what would otherwise be a long training.
+    # Options that keep the training short.
     result = box.run("train", box.base / "photos", "--out", out, "--recipe", path, *SMALL, "--steps", "2")
     if result.ok:
         check_trained(box, out)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = "images,tables,options,recipes,weights,text-features,shards,cifar,tar-files"
 WORK = "run-directories,unfinished-runs,groups-of-runs,names,terminals,places,data-places,full-disks,kills,signals"
 FROZEN = "quick,select,labels,feature-caches,caches,audits,parts,damaged-parts,predict-options,sorted-names,exports"
-FEW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SIXTY_EXAMPLES = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_a_slice_of_make_fuzz(kinds: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 
-@FEW
+@SIXTY_EXAMPLES
 @given(st.text(), st.text())
 def test_any_setting_is_read_or_explained(name: str, value: str) -> None:
     try:
@@ -57,7 +57,7 @@ PLAIN = (
 )
 
 
-@FEW
+@SIXTY_EXAMPLES
 @given(st.dictionaries(SECTIONS, PLAIN, max_size=3))
 def test_any_value_is_taken_or_explained(overrides: dict[str, object]) -> None:
     try:
@@ -75,7 +75,7 @@ def photo(form: str) -> bytes:
 PHOTOS = [photo(form) for form in ("PNG", "JPEG", "GIF", "TIFF", "BMP", "WEBP")]
 
 
-@FEW
+@SIXTY_EXAMPLES
 @given(st.sampled_from(PHOTOS), st.data())
 def test_any_bytes_are_an_image_or_an_image_error(content: bytes, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(content)))
@@ -89,7 +89,7 @@ def test_any_bytes_are_an_image_or_an_image_error(content: bytes, data: st.DataO
         assert str(error)
 
 
-@FEW
+@SIXTY_EXAMPLES
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_table_or_explained(tmp_path: Path, content: bytes) -> None:
     table = tmp_path / "table.csv"

@@ -1,4 +1,4 @@
-"""Predictions in parts: the same files whatever the number of workers and however often they were interrupted."""
+"""Predictions in parts: the same files for any number of workers and any number of interruptions."""
 
 from __future__ import annotations
 

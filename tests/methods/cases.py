@@ -37,7 +37,7 @@ def draw(
     seed: int, *, classes: int = 5, labeled: int = 4, unlabeled: int = 12, views: int = 2, images: int = 30,
     soft: bool = False, scale: float = 2.5,
 ) -> Case:  # fmt: skip
-    """Logits of spread `scale`: at 2.5 and five classes about half of the confidences lie above 0.7. Indices repeat."""
+    """Logits of spread `scale`: at 2.5 and five classes about half of the confidences are above 0.7. Indices repeat."""
     rng = np.random.default_rng(seed)
 
     def logits(*shape: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""docs/methods.md: its example runs as it stands, and it names every method, option and default."""
+"""docs/methods.md: its example runs unchanged, and it names every method, option and default."""
 
 from __future__ import annotations
 

@@ -113,13 +113,13 @@ def test_pool_and_pseudo_labels_follow_the_predictions() -> None:
     assert float(method.ratio) == 0.5  # two pseudo-labels, four labels
 
 
-@pytest.mark.parametrize(("name", "warmup", "anew"), [
+@pytest.mark.parametrize(("name", "warmup", "renewed"), [
     ("fpl", 0.0, [False]), ("fpl", 0.1, [True]), ("ifpl", 0.0, [False, True, True]), ("grip", 0.1, [True, True, True]),
 ])  # fmt: skip
-def test_parameters_start_anew_unless_nothing_was_trained(name: str, warmup: float, anew: list[bool]) -> None:
+def test_parameters_start_anew_unless_nothing_was_trained(name: str, warmup: float, renewed: list[bool]) -> None:
     method = create(name, task(), {"warmup": warmup})
     rng = np.random.default_rng(0)
-    assert [method.refresh(torch.tensor(rng.dirichlet(np.ones(5), 30))) for _ in anew] == anew
+    assert [method.refresh(torch.tensor(rng.dirichlet(np.ones(5), 30))) for _ in renewed] == renewed
 
 
 def test_grip_grows() -> None:

@@ -22,7 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def tiny(**options: Any) -> VisionTransformer:
-    """32 px, 4×4 patches of 8 px, width 32, 3 blocks, 2 heads; float64, every parameter drawn anew."""
+    """32 px, 4×4 patches of 8 px, width 32, 3 blocks, 2 heads; float64, every parameter random."""
     model = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=2, num_classes=0, **options
     ).double()

@@ -41,7 +41,7 @@ def tiny_clip(seed: int = 0) -> VisionTransformer:
 
 
 def openai_keys(model: VisionTransformer) -> dict[str, Tensor]:
-    """The tensors as OpenAI's CLIP names them, beside some of a text tower."""
+    """The tensors with the names of OpenAI's CLIP, and some of a text tower."""
     state = model.state_dict()
     out = {
         "visual.class_embedding": state["cls_token"][0, 0],

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not supports_fp8(torch.device("cpu")), reason="t
 
 
 def nearest(x: Tensor, mantissa: int, smallest: int, largest: float) -> Tensor:
-    """The nearest number with so many bits of mantissa and exponents from `smallest`, ties to even; in float64."""
+    """The nearest number with `mantissa` bits of mantissa and exponents from `smallest` on, ties to even; in float64."""
     x = x.double()
     unit = torch.exp2(torch.clamp(torch.floor(torch.log2(x.abs().clamp_min(1e-30))), min=smallest) - mantissa)
     return (torch.round(x / unit) * unit).clamp(-largest, largest)

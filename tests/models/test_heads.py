@@ -44,7 +44,7 @@ def test_cosine_head_starts_as_released() -> None:
     head.reset(seeded())
     assert head.scale.item() == pytest.approx(14.2857, abs=1e-4) and head.scale.requires_grad
     torch.testing.assert_close(head.weight.norm(dim=1), torch.ones(100))
-    # uniform(-1, 1) numbers have mean square 1/3, so those of a unit row lie within √3/√dim
+    # uniform(-1, 1) numbers have mean square 1/3, so those of a unit row are within √3/√dim
     assert head.weight.abs().max() < 1.1 * (3 / 768) ** 0.5
     assert not CosineHead(8, 3, learn_scale=False).scale.requires_grad
 

@@ -1,4 +1,4 @@
-"""Weights files are data: nothing in them is run, and whatever they hold ends in tensors or in a sentence."""
+"""Weights files are data: nothing in them is executed, and every content ends in tensors or in a FinesslError."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ordinary(nn.Module):
         self.linear = nn.Linear(3, 4)
         self.tied = self.linear.weight
         self.layers = nn.ModuleList([nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)])
-        self.register_buffer("turned", torch.arange(6, dtype=torch.int32).view(2, 3).T)
+        self.register_buffer("transposed", torch.arange(6, dtype=torch.int32).view(2, 3).T)
         self.sizes, self.scale, self.table = [1, 2], 3.0, {"a": torch.ones(2)}
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""finessl paper: which runs a table needs, what they lack, and ours beside the paper's values."""
+"""finessl paper: which runs a table needs, what is missing, and our values next to the paper's."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_scale_and_settings_make_other_runs(tmp_path: Path) -> None:
             read_scale(text)
 
 
-# ---- ours beside the paper's ----------------------------------------------------------------------------------------
+# ---- our values next to the paper's ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

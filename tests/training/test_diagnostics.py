@@ -181,7 +181,7 @@ def test_evenly_spaced() -> None:
 
 
 def test_nothing_waits_for_the_device() -> None:
-    """No tensor is turned into a Python number while a step is watched."""
+    """No tensor becomes a Python number while a step is observed."""
     task = Task(10, 100, 10)
     method = create("finessl", task, {})
     watched = Diagnostics(method, np.zeros(100, np.int64), torch.device("cpu"))

@@ -23,7 +23,7 @@ from finessl.runtime.callbacks import Count
 LABELED, UNLABELED = ("labeled", "labelled"), ("unlabeled", "unlabelled")
 TESTS = ("test", "val", "valid", "validation")
 LABELS = "labels.csv"
-PUBLISHED = {  # folders of data sets whose images lie inside other files
+PUBLISHED = {  # folders of data sets whose images are inside other files
     "cifar-10-batches-py": "cifar10",
     "cifar-10-batches-bin": "cifar10",
     "cifar-100-python": "cifar100",

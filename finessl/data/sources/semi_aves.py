@@ -20,7 +20,7 @@ Part = tuple[list[str], list[int]]  # paths, labels (−1: unknown)
 
 
 def open_semi_aves(root: Path | None, *, out_of_class: bool = False, validation_labels: bool = False) -> Dataset:
-    """root: holds the image folders, and the annotation in annotation/ or beside them.
+    """root: holds the image folders, and the annotation, in annotation/ or next to them.
 
     out_of_class: the images of other species (u_train_out) are unlabeled data too.   validation_labels: the 2,000
     labeled images of val are labeled training data too (the paper uses l_train alone).

@@ -1,4 +1,4 @@
-"""WebDataset: folders of tar shards, for sets too large to be files. Labels lie beside the images (.cls or .json).
+"""WebDataset: folders of tar shards, for data sets with too many files. Labels are next to the images (.cls or .json).
 
 Shards whose name begins with test or val are test data, those beginning with unlabeled have no labels; all others are
 training data. Where labels are numbers, classes.txt (a name on each line) gives them names.
