@@ -328,6 +328,14 @@ def test_a_cut_shard_fails_alone(make_run: MakeRun, shards: Path, tmp_path: Path
     assert predict_bulk(make_run(), [data], tmp_path / "out", device="cpu", jobs=1).images == 24
 
 
+def test_unfinished_run_is_refused(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text("")
+    with pytest.raises(FinesslError, match="not finished"):
+        predict_bulk(tmp_path / "run", [shards], tmp_path / "out", device="cpu")
+    assert not (tmp_path / "out").exists()
+
+
 def test_nothing_readable_is_an_error(make_run: MakeRun, tmp_path: Path) -> None:
     make_tar(tmp_path / "bad.tar", {"a.png": b"no", "b.png": b""})
     with pytest.raises(FinesslError, match="nothing was predicted.*not an image"):
