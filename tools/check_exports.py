@@ -1,4 +1,6 @@
-"""Exports of real runs, loaded without finessl: python tools/check_exports.py [--work DIR]     (make export-check)
+"""Exports of real runs, loaded without finessl: python tools/check_exports.py [--work DIR] [--runs NAMES]
+
+(make export-check)
 
 Trains short runs on the sample, exports each in every format it allows, makes a virtual environment without finessl,
 and compares logits and classes on 500 sample images there. Needs pip and a package index; torch takes a while.
@@ -59,13 +61,14 @@ np.save(sys.argv[4], logits)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, help="keep runs, exports and environments here")
+    parser.add_argument("--runs", default=",".join(RUNS), help="which runs, with commas")
     options = parser.parse_args()
     work = options.work or Path(tempfile.mkdtemp(prefix="finessl-exports-"))
     images = write_images(work / "images")
     pythons = {name: environment(work / f"venv-{name}", packages) for name, packages in PACKAGES.items()}
     failed = 0
-    for name, words in RUNS.items():
-        run = make_run(work / "runs" / name, words)
+    for name in options.runs.split(","):
+        run = make_run(work / "runs" / name, list(RUNS[name]))
         expected = finessl.load(run, device="cpu", precision="fp32").logits(sorted(images.glob("*.png")))
         for kind in ("onnx", "pt2", "timm"):
             out = work / "exports" / f"{name}-{kind}"
@@ -75,7 +78,7 @@ def main() -> None:
             except FinesslError as error:
                 print(f"{name:12} {kind:5} refused: {error}", flush=True)
                 continue
-            result = work / "logits.npy"
+            result = work / f"{name}.npy"
             python = pythons["onnx" if kind == "onnx" else "torch"]
             subprocess.run([python, "-I", "-c", CHECK, out, images, kind, result], check=True, cwd=work)
             logits = np.load(result)

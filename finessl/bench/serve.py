@@ -77,12 +77,13 @@ def bench_serve(
 def running_server(run: str | Path, device: str) -> Iterator[tuple[int, int]]:
     """(process, port) of a server on the loopback address."""
     command = [sys.executable, "-m", "finessl", "serve", str(run), "--port", "0", "--device", device]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    server = subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     try:
-        assert server.stdout is not None
+        assert server.stdout is not None and server.stderr is not None
         line = server.stdout.readline()
         if not line.startswith("http://"):
-            raise FinesslError("the server did not start; its message is above.")
+            raise FinesslError(f"the server did not start. {server.stderr.read().strip().removeprefix('finessl: ')}")
         port = int(line.split("/predict")[0].rpartition(":")[2])
         while True:
             try:
@@ -91,7 +92,7 @@ def running_server(run: str | Path, device: str) -> Iterator[tuple[int, int]]:
             except OSError:
                 time.sleep(0.1)
             if server.poll() is not None:
-                raise FinesslError("the server has ended; its message is above.")
+                raise FinesslError(f"the server has ended. {server.stderr.read().strip()}")
         yield server.pid, port
     finally:
         server.terminate()
