@@ -112,7 +112,7 @@ def carry_out(
         with Display(quiet=settings.quiet) as display:
             made = make_plan(given, read_budget(budget), files=files, device=settings.device, display=display)
             for line in made.lines:
-                display.say(line)
+                display.log(line)
             if made.frozen and made.answer is not None:
                 backbone = (made.answer.chosen.name, made.answer.chosen.weights)
                 frozen.quick(made.recipe, run.path, [backbone], device=settings.device, display=display)

@@ -47,7 +47,7 @@ def test_verbs_print_markup_in_names(capsys: Capture) -> None:
     assert all(name in text for name in (*ODD, "x/[/y]", "[/data]"))
     error = io.StringIO()
     with Display(console(file=error)) as display:
-        display.say("[/]")
+        display.log("[/]")
     assert "[/]" in error.getvalue()
 
 

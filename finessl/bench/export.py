@@ -20,6 +20,7 @@ from finessl.inference.agreement import real_images
 from finessl.inference.classifier import load
 from finessl.inference.export import export_run
 from finessl.inference.onnx_session import OnnxClassifier
+from finessl.runtime.callbacks import Log
 from finessl.runtime.precision import supports_bf16
 
 OWN = ("fp32", "bf16")
@@ -32,7 +33,7 @@ def bench_export(
     batch: int = 32,
     repeats: int = 9,
     weights: str | None = None,
-    say: Callable[[str], None] | None = None,
+    log: Log | None = None,
 ) -> list[Rate]:
     """Images per second of CPU time: each export that agrees with the run against finessl in fp32 and, where the CPU
     multiplies it, in bf16."""
@@ -48,8 +49,8 @@ def bench_export(
                 except FinesslError as error:
                     if precision == "fp32":
                         raise
-                    if say:
-                        say(str(error))
+                    if log:
+                        log(str(error))
                     continue
                 predictors[f"ONNX Runtime, {precision}"] = OnnxClassifier(out, threads=1).predict_proba
             own = [precision for precision in OWN if precision == "fp32" or supports_bf16(torch.device("cpu"))]

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +24,7 @@ from finessl.bench.scale import write_originals, write_set
 from finessl.data.images import load
 from finessl.data.sources.folder import open_pile
 from finessl.errors import FinesslError
+from finessl.runtime.callbacks import Progress
 from finessl.studio.features import LINKED, Encoded
 from finessl.studio.server import STATIC
 from finessl.studio.solve import fit
@@ -31,7 +32,6 @@ from finessl.studio.thumbnails import THUMBNAIL, Thumbnails
 
 DIFFERENT = 1000  # images of the folder
 DIM, CLASSES, LABELS = 384, 10, 40  # of the refit
-Progress = Callable[[str, int, int], None]
 
 
 class Running:

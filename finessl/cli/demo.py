@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 from finessl.cli import app
 from finessl.cli.options import Device
+from finessl.runtime.callbacks import Log
 
 if TYPE_CHECKING:
     from finessl.sweeps.compare import Cell, Row
@@ -47,7 +47,7 @@ def demo(
     print(f"report: {result.report.resolve()}")
 
 
-def run_demo(out: Path, *, seeds: int = 1, device: str = "auto", say: Callable[[str], None] = print) -> Demo:
+def run_demo(out: Path, *, seeds: int = 1, device: str = "auto", log: Log = print) -> Demo:
     """Train both methods with the same budget for each seed, then draw what happened."""
     from finessl.analysis.plots import demo_picture
     from finessl.analysis.report import write_report
@@ -58,7 +58,7 @@ def run_demo(out: Path, *, seeds: int = 1, device: str = "auto", say: Callable[[
     recipe = Recipe.read("demo")
     cells = make_cells(recipe, {"method.name": METHODS, "seed": list(range(seeds))}, out)
     for number, cell in enumerate(cells, 1):
-        say(f"[{number}/{len(cells)}] {cell.recipe.method.name}, seed {cell.recipe.seed} → {cell.run.path}")
+        log(f"[{number}/{len(cells)}] {cell.recipe.method.name}, seed {cell.recipe.seed} → {cell.run.path}")
         train(cell.recipe, cell.run.path, Settings(device=device, log_every=5))
     first = {cell.recipe.method.name: cell.run for cell in cells if cell.recipe.seed == 0}
     report = write_report([run.path for run in first.values()], out / "report.html")

@@ -33,5 +33,5 @@ def export(
 
     plugins.load(plugin or ())
     with Display() as display:
-        found = export_run(run, out, format=format, precision=precision, opset=opset, weights=weights, say=display.say)
+        found = export_run(run, out, format=format, precision=precision, opset=opset, weights=weights, log=display.log)
     print(f"{out}: {found}")

@@ -92,7 +92,7 @@ def receive(url: str, part: Path, progress: Count | None) -> None:
             file.write(data)
             done += len(data)
             if progress:
-                progress(done, total)
+                progress(done, total or 0)
     if total is not None and done < total:
         raise Interrupted(f"the connection ended after {done:,} of {total:,} bytes")
 

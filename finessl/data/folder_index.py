@@ -94,7 +94,7 @@ class FolderIndex:
                 sizes.append(size_of(entry))
                 folder_of.append(len(folders))
                 if progress and len(sizes) % 4096 == 0:
-                    progress(len(sizes), None)
+                    progress(len(sizes), 0)
             folders.append(folder)
             times.append(time)
         offsets = np.zeros(len(lengths) + 1, np.int64)

@@ -7,7 +7,7 @@ classes: then the choice is a fixed one, and the reason is given.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from finessl.frozen.neighbours import Graph, build_graph
 from finessl.frozen.solvers import Distiller, Solution, class_means, em, propagate, ridge
+from finessl.runtime.callbacks import Progress
 
 SOLVERS = {
     "means": "class means",
@@ -86,7 +87,7 @@ def choose_solver(
     classes: int,
     *,
     extra: Mapping[str, tuple[Solution, np.ndarray]] | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Choice:
     """Solve with every solver that fits the data, and choose one.
 

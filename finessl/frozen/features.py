@@ -20,7 +20,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +36,8 @@ from finessl.data.views import normalise
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
 from finessl.models.encoder import freeze_dtype
+from finessl.runtime.callbacks import Count
 from finessl.runtime.machine import usable_cores
-
-Progress = Callable[[int, int], None]
 
 VERSION = 1
 KEY = 16  # bytes of an image's digest
@@ -67,7 +66,7 @@ def encode_images(
     encoder: FrozenEncoder,
     *,
     cache_dir: Path | None = None,
-    progress: Progress | None = None,
+    progress: Count | None = None,
 ) -> Features:
     """Features of all images: from the cache where they are, computed and added to it where they are not.
 

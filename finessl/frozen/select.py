@@ -12,7 +12,6 @@ with the set. By submodularity only few gains are computed again at each pick.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 from finessl.errors import FinesslError
 from finessl.frozen.choose import CROWD, DEFAULT, FALLBACK, Pile
 from finessl.frozen.solvers import BLOCK, as_tensor, feature_centre, prepare
+from finessl.runtime.callbacks import Progress
 
 STRATEGIES = ("herding", "typical", "random")
 Strategy = Literal["herding", "typical", "random"]
@@ -35,8 +35,6 @@ FRESH = 64  # candidates whose gain is computed at a time
 DUPLICATE = 0.98  # cosine above which an image is a near-duplicate of one that is chosen or labeled
 CLUSTERS = 500  # at most
 CLOSE = 20  # neighbours whose mean distance says how typical an image is
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ The answers are no training labels; the figure stands only for the classifier th
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NotRequired
 
@@ -25,9 +24,10 @@ from finessl.data.splits import Split
 from finessl.errors import FinesslError
 from finessl.inference.classifier import Description, load
 from finessl.inference.evaluate import predict_images
-from finessl.inference.metrics import FEW, Interval, estimate, fit_temperature, softmax, wilson
+from finessl.inference.metrics import MIN_JUDGED, Interval, estimate, fit_temperature, softmax, wilson
 from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import open_source
+from finessl.runtime.callbacks import Count
 from finessl.runtime.files import read_arrays, read_json, write_json, writing
 
 FILE = "audit.json"
@@ -72,7 +72,7 @@ def audit_run(
     *,
     weights: str | None = None,
     device: str = "auto",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Count | None = None,
 ) -> Audit:
     """Compare the classifier with the answers; write RUN/audit.json and, with enough of them, the temperature."""
     folder = RunDirectory(run)
@@ -98,7 +98,7 @@ def audit_run(
     # the same confidence for judged and other images; `unlabeled.npz` holds it at temperature 1
     others = unlabeled_confidence(folder)
     accuracy, interval, method = estimate(right, softmax(z).max(1), others)
-    temperature = fit_temperature(z[truth >= 0], truth[truth >= 0]) if (truth >= 0).sum() >= FEW else None
+    temperature = fit_temperature(z[truth >= 0], truth[truth >= 0]) if (truth >= 0).sum() >= MIN_JUDGED else None
     confidence = softmax(z / (temperature or classifier.temperature)).max(1)
     result: Audit = {
         "date": datetime.date.today().isoformat(),

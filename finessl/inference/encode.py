@@ -10,6 +10,7 @@ from torch import Tensor
 
 from finessl.data.pixel_store import PixelStore
 from finessl.data.views import evaluation_view, normalise
+from finessl.runtime.callbacks import Count
 from finessl.runtime.precision import DTYPES, autocast
 
 
@@ -26,7 +27,7 @@ def encode(
     indices: np.ndarray | None = None,
     batch: int = 0,
     rows: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Count | None = None,
 ) -> Tensor:
     """`function` of the evaluation views (no augmentation) of the images at `indices` (all by default), as float32.
 

@@ -21,6 +21,7 @@ from finessl.inference.classifier import Classifier, load
 from finessl.inference.metrics import Interval, wilson
 from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import open_source
+from finessl.runtime.callbacks import Count
 from finessl.runtime.machine import usable_cores
 
 BATCH = 256  # images decoded while the model works on the batch before
@@ -53,7 +54,7 @@ def evaluate_run(
     weights: str | None = None,
     device: str = "auto",
     include_unlabeled: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Count | None = None,
 ) -> Evaluation:
     """Accuracy on the run's own test images, or on the labeled images of other data.
 
@@ -241,7 +242,7 @@ def reader(images: Images, size: int) -> Callable[[int], np.ndarray | ImageError
 def predict_images(
     classifier: Classifier,
     images: Images,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Count | None = None,
     *,
     answer: Callable[[list[np.ndarray]], Any] | None = None,
     threads: int | None = None,

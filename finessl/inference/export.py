@@ -26,11 +26,11 @@ from finessl.inference.classifier import Classifier, load
 from finessl.inference.evaluate import run_folder
 from finessl.registry import Registry, nearest
 from finessl.runs.directory import RunDirectory
+from finessl.runtime.callbacks import Log
 from finessl.runtime.files import sync_folder, writing
 from finessl.runtime.version import __version__
 
 PRECISIONS = tuple(GATES)
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def export_run(
     precision: str = "fp32",
     opset: int | None = None,
     weights: str | None = None,
-    say: Say | None = None,
+    log: Log | None = None,
 ) -> Agreement:
     """Write the classifier of a finished run to the folder `out`, which must be new or empty.
 
@@ -83,8 +83,8 @@ def export_run(
     classifier = load(run, weights=weights, device="cpu", precision="fp32")
     with new_folder(Path(out)) as folder:
         logits, facts = write(classifier, folder, Options(Path(run), precision, opset))
-        if say:
-            say("comparing with the run")
+        if log:
+            log("comparing with the run")
         pixels, source = real_images(run, classifier.image_size)
         found = compare(lambda batch: classifier.logits(list(batch)), logits, pixels, source)
         gate = GATES[precision]

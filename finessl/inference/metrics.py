@@ -11,7 +11,7 @@ import numpy as np
 from finessl.frozen import choose
 
 BINS = 15  # of the expected calibration error, as in Guo et al. 2017
-FEW = 30  # judged images below which neither PPI++ nor a temperature is worth it
+MIN_JUDGED = 30  # images, for PPI++ and for a temperature
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -164,7 +164,7 @@ def estimate(right: np.ndarray, confidence: np.ndarray, others: np.ndarray) -> t
     Wilson's interval where images are few, or all (or none) are right.
     """
     n, hits = len(right), int(right.sum())
-    if n < FEW or hits in (0, n) or len(others) < FEW:
+    if n < MIN_JUDGED or hits in (0, n) or len(others) < MIN_JUDGED:
         return hits / n, wilson(hits, n), "wilson"
     r, c = right.astype(float), confidence.astype(float)
     variance = float(c.var(ddof=1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 from finessl.inference.classifier import load
 from finessl.inference.evaluate import predict_images
+from finessl.runtime.callbacks import Count
 from finessl.runtime.files import reading
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq")
@@ -48,7 +48,7 @@ def predict_files(
     embed: bool = False,
     weights: str | None = None,
     device: str = "auto",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Count | None = None,
 ) -> Predictions:
     """The `top` most probable classes of all image files that are named, found in folders or listed in tables.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +18,7 @@ from finessl.errors import FinesslError
 from finessl.inference.encode import encode
 from finessl.models.backbones import Backbone, create_backbone
 from finessl.models.build import store_frozen
-
-Progress = Callable[[str, int, int], None]
+from finessl.runtime.callbacks import Progress
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from finessl.runtime.callbacks import Progress
 from finessl.runtime.files import write_atomically, writing
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean, standard deviation
-Report = Progress  # name in finessl.training.experiment
 
 
 def read_pixels(

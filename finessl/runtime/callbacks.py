@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]  # (what is being done, items done, items in all)
-Count = Callable[[int, int | None], None]  # (items done, items in all or None where that is not known)
+Count = Callable[[int, int], None]  # (items done, items in all; 0: not known)
 Log = Callable[[str], None]  # (one line of text)
 
 

@@ -71,7 +71,8 @@ class Display:
     ) -> None:
         self.progress.stop()
 
-    def say(self, message: str | Text) -> None:
+    def log(self, message: str | Text) -> None:
+        """Print a line above the bar."""
         if not self.quiet:
             self.console.print(message)
 

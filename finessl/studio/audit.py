@@ -14,7 +14,7 @@ from finessl.errors import FinesslError
 from finessl.studio.events import NONE, UNLABELED, Labels
 from finessl.studio.suggest import Suggestions
 
-FEW = 10  # answers below which the cross-validated figure is shown instead
+MIN_ANSWERS = 10  # below it the cross-validated accuracy is shown instead
 
 
 class Auditor:
@@ -48,7 +48,7 @@ class Auditor:
         right = best == judged[images]
         value, interval, method = estimate(right, answer.confidence[images], answer.confidence[others])
         return {
-            "kind": "audited" if len(images) >= FEW else None,
+            "kind": "audited" if len(images) >= MIN_ANSWERS else None,
             "value": round(value, 4),
             "low": round(interval.low, 4),
             "high": round(interval.high, 4),

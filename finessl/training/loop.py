@@ -65,7 +65,7 @@ def train(
         world.first_does(lambda: check_out(run, recipe))
         if world.share(run.finished()):
             world.first_does(lambda: check_places(run, recipe, run.check(recipe), dataset))
-            display.say(f"{run.path} is finished: nothing to do. Its figures are in {run.meta_file}.")
+            display.log(f"{run.path} is finished: nothing to do. Its figures are in {run.meta_file}.")
             return run.meta()
         world.first_does(lambda: lock.enter_context(run.held(recipe)))
         with memory_errors(device, out_of_memory_remedy(recipe)):
@@ -117,7 +117,7 @@ class Training:
         if eval_every is None:
             eval_every = evaluation_interval(train, experiment.images_per_step, len(experiment.test_index))
         for line in announcement(experiment, self.directory, self.optimizer, self.evaluator.precision, self.step):
-            self.display.say(line)
+            self.display.log(line)
         self.log = MetricsLog(self.directory.metrics_file, self.metrics_size) if self.world.first else None
         self.started = saved = time.monotonic()
         first_step, shown = self.step, 0.0
@@ -209,7 +209,7 @@ class Training:
         self.accuracy = accuracy(self.test_logits, experiment.test_labels)
         self.log.write({"kind": "test", "step": self.step, "accuracy": self.accuracy})
         if not self.display.live:
-            self.display.say(f"step {self.step}: test accuracy {self.accuracy:.2%}")
+            self.display.log(f"step {self.step}: test accuracy {self.accuracy:.2%}")
 
     # ---- checkpoint -------------------------------------------------------------------------------------------------
 

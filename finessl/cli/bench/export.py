@@ -26,7 +26,7 @@ def export(
 
     print_rates(
         bench_export(
-            run, batch=batch_size, repeats=repeats, weights=weights, say=lambda text: print(text, file=sys.stderr)
+            run, batch=batch_size, repeats=repeats, weights=weights, log=lambda text: print(text, file=sys.stderr)
         ),
         json_,
     )

@@ -119,7 +119,7 @@ def scan(root: Path, shards: list[str], progress: Count | None) -> ShardIndex:
         sizes.append(np.array(content.sizes, np.int64))
         labels.append(np.array([numbers.setdefault(label, len(numbers) - 1) for label in content.labels], np.int32))
         if progress:
-            progress(len(paths), len(paths) if number == len(shards) - 1 else None)
+            progress(len(paths), len(paths) if number == len(shards) - 1 else 0)
     table = PathTable.of(paths, np.concatenate(sizes))
     images = ShardImages(root, shards, np.concatenate(shard_of), np.concatenate(starts), table)
     return ShardIndex(images, list(numbers)[1:], np.concatenate(labels), unread)

@@ -19,7 +19,7 @@ finish     what takes all parts: coverage, totals, one table, sorted images
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from finessl.inference.bulk.worker import Settings
 from finessl.inference.classifier import load, usual_precision
 from finessl.inference.output import write_embeddings, write_rows
 from finessl.inference.sorting import sort_into
+from finessl.runtime.callbacks import Count
 from finessl.runtime.device import resolve_device
 from finessl.runtime.files import writing
 from finessl.runtime.machine import usable_cores
@@ -42,8 +43,6 @@ from finessl.runtime.precision import resolve_precision
 
 ENGINES = ("local", "ray")
 TABLES = ("csv", "json", "jsonl", "parquet")
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def predict_bulk(
     jobs: int | None = None,
     engine: str = "local",
     address: str | None = None,
-    progress: Progress | None = None,
+    progress: Count | None = None,
 ) -> Totals:
     """Predict all images of `inputs` (tar shards, folders, tables and lists of files, Parquet files with images).
 
@@ -132,7 +131,7 @@ def compute(
     engine: str,
     jobs: int | None,
     address: str | None,
-    progress: Progress | None,
+    progress: Count | None,
 ) -> None:
     """Write the parts that are missing or damaged; an error names those that failed."""
     waiting = [number for number in range(len(parts)) if check_part(part_file(out, number)) is None]
