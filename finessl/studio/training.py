@@ -7,6 +7,7 @@ checkpoint; the same command resumes it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import signal
@@ -31,6 +32,7 @@ from finessl.studio.project import Project, labels_csv, training_table
 
 POINTS = 400  # of a curve
 STEPS = (30, 20_000)  # fewest and most
+BUDGET = 900.0  # seconds
 
 
 class Plan(TypedDict):
@@ -100,7 +102,7 @@ class Trainer:
         plan = carried_out(run, started["plan"])
         steps = plan["steps"]
         found = "finished" if run.finished() else "running" if self.alive(started) else "stopped"
-        message = ""
+        message = last_line(log_of(run.path)) if found == "running" and not step else ""
         if found == "stopped" and not started["asked_to_stop"]:
             found, message = "failed", last_line(log_of(run.path))
         return {
@@ -150,25 +152,21 @@ class Trainer:
         return None
 
     def plan(self, budget: float | None = None, steps: int | None = None) -> Plan:
-        """What training would do. Steps fit the budget by the measured rate of the backbone."""
-        seconds = None
-        budget = budget or 900.0
-        why = "a number of steps that was asked for"
+        """What training would do. `finessl train` plans by itself unless steps or a backbone are given."""
+        backbone, rate = self.encoding.backbone or "", self.encoding.rate
+        if steps is None and self.encoding.asked == "auto":
+            minutes = f"{(budget or BUDGET) / 60:.3g} minutes"
+            why = f"backbone, tuning and steps are chosen to end within {minutes}, after a few seconds of measuring"
+            return {"backbone": backbone, "tuning": "", "steps": 0, "seconds": budget or BUDGET, "why": why}
+        per_step = 4 * self.batch_size() * 3 / rate if rate else None  # images per step, forward and backward
+        why = "as many steps as were asked for"
         if steps is None:
             steps, why = 500, "a first short run; the speed of this machine is not measured yet"
-        if self.encoding.rate:
-            per_step = 4 * self.batch_size() * 3 / self.encoding.rate  # images per step, forward and backward
-            if why.startswith("a first"):
-                steps = int(np.clip(budget / per_step, *STEPS))
-                why = f"fits {budget / 60:.0f} minutes on this machine"
-            seconds = round(steps * per_step, 1)
-        return {
-            "backbone": self.encoding.backbone or "",
-            "tuning": "adaptformer",
-            "steps": steps,
-            "seconds": seconds,
-            "why": why,
-        }
+            if per_step:
+                steps = int(np.clip((budget or BUDGET) / per_step, *STEPS))
+                why = f"as many steps as fit {(budget or BUDGET) / 60:.3g} minutes, by the speed of {backbone} on this machine"
+        seconds = round(steps * per_step, 1) if per_step else None
+        return {"backbone": backbone, "tuning": "adaptformer", "steps": steps, "seconds": seconds, "why": why}
 
     def batch_size(self) -> int:
         """Labeled images per step: no more than there are."""
@@ -197,11 +195,24 @@ class Trainer:
                 else:
                     write_atomically(labels, labels_csv(self.labels))
             command = [
-                "train", *data, "--out", str(run), "--backbone", plan["backbone"], "--tuning", plan["tuning"],
-                "--steps", str(plan["steps"]), "--batch-size", str(self.batch_size()), "--head-init", "class-mean",
-                "--checkpoint-seconds", "30", "--device", self.encoding.device,
-                *(["--weights", self.encoding.weights] if self.encoding.weights else []),
-            ]  # fmt: skip
+                "train",
+                *data,
+                "--out",
+                str(run),
+                "--checkpoint-seconds",
+                "30",
+                "--device",
+                self.encoding.device,
+            ]
+            weights = self.encoding.weights
+            if plan["steps"]:
+                command += ["--backbone", plan["backbone"], "--tuning", plan["tuning"], "--steps", str(plan["steps"])]
+                command += ["--batch-size", str(self.batch_size()), "--head-init", "class-mean"]
+                command += ["--weights", weights] if weights else []
+            else:
+                command += ["--budget", f"{plan['seconds']:.0f}s"]
+                files = ",".join(f"{name}={file}" for name, file in self.encoding.files.items())
+                command += ["--weights", files] if files else []
             self.launch(run, command, plan)
 
     def resume(self) -> None:
@@ -221,6 +232,7 @@ class Trainer:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # a Ctrl-C in the studio's terminal is not for it
+                env=os.environ | {"COLUMNS": "1000"},  # one sentence per line of the log
             )
             content: Started = {
                 "run": str(run), "pid": self.process.pid, "command": command, "plan": plan, "asked_to_stop": False
@@ -249,8 +261,21 @@ def carried_out(run: RunDirectory, plan: Plan) -> Plan:
     if not run.recipe_file.exists():
         return plan
     recipe = run.recipe()
-    known: Plan = {**plan, "backbone": recipe.model.backbone, "tuning": recipe.tuning.name, "steps": recipe.train.steps}
-    return known
+    why = planned_lines(log_of(run.path)) or plan["why"]
+    known = {"backbone": recipe.model.backbone, "tuning": recipe.tuning.name, "steps": recipe.train.steps, "why": why}
+    return {**plan, **known}  # type: ignore[typeddict-item]
+
+
+def planned_lines(log: Path) -> str:
+    """What `finessl train` has said of its plan."""
+    try:
+        text = log.read_bytes()[:8000].decode("utf-8", "replace")
+    except OSError:
+        return ""
+    _, found, rest = text.partition("Plan for ")
+    lines = rest.replace("\r", "\n").splitlines()
+    kept = [lines[0], *itertools.takewhile(lambda line: line.startswith("  "), lines[1:])] if found and lines else []
+    return " ".join(line.strip() for line in kept)
 
 
 def log_of(run: Path) -> Path:
