@@ -32,29 +32,41 @@ class Auditor:
         place = np.flatnonzero(free[self.order])
         return int(self.order[place[0]]) if len(place) else None
 
+    def predictions(self) -> tuple[np.ndarray, np.ndarray, str] | None:
+        """Class id (−1: unknown) and confidence of every image, and whose they are: what is audited."""
+        labels, trained, frozen = self.labels, self.suggestions.trained, self.suggestions.frozen
+        if trained is not None:
+            return *trained.answers(labels), f"the trained classifier ({readable(trained.run.name)})"
+        if frozen is None:
+            return None
+        best = np.array([*map(labels.resolve, range(len(labels.names))), -1])[frozen.best]
+        return best, frozen.confidence, "the answer from frozen features"
+
     def accuracy(self) -> dict[str, Any]:
-        """Of the present answer on all judged images."""
-        answer, labels = self.suggestions.answer, self.labels
+        """Of the present classifier on all judged images."""
+        found, labels = self.predictions(), self.labels
+        none = {"kind": None, "value": None, "low": None, "high": None, "n": 0, "how": "No image is audited."}
+        if found is None:
+            return none
+        best, confidence, title = found
         with labels.lock:
-            judged, label = labels.judged.copy(), labels.label
-            images = np.flatnonzero((judged != UNLABELED) & (answer.best >= 0 if answer is not None else False))
-            others = np.flatnonzero((judged == UNLABELED) & (label == UNLABELED))
-        none = {"kind": None, "value": None, "low": None, "high": None, "n": len(images), "how": "No image is audited."}
-        if answer is None or not len(images):
+            judged, label = labels.judged.copy(), labels.label.copy()
+        images = np.flatnonzero((judged != UNLABELED) & (best >= 0))
+        others = np.flatnonzero((judged == UNLABELED) & (label == UNLABELED) & (best >= 0))
+        if not len(images):
             return none
         from finessl.inference.metrics import estimate  # imports torch, which the suggestions have done by now
 
-        best = np.array([labels.resolve(int(k)) for k in answer.best[images]])
-        right = best == judged[images]
-        value, interval, method = estimate(right, answer.confidence[images], answer.confidence[others])
+        right = best[images] == judged[images]
+        value, interval, method = estimate(right, confidence[images], confidence[others])
         return {
             "kind": "audited" if len(images) >= MIN_ANSWERS else None,
             "value": round(value, 4),
             "low": round(interval.low, 4),
             "high": round(interval.high, 4),
             "n": len(images),
-            "how": f"{int(right.sum()):,} of {len(images):,} random images right, judged without seeing the prediction; "
-            f"95 % interval ({method}).",
+            "how": f"{int(right.sum()):,} of {len(images):,} random images right, judged without seeing the prediction of "
+            f"{title}; 95 % interval ({method}).",
         }
 
     def view(self) -> dict[str, Any]:
@@ -65,9 +77,8 @@ class Auditor:
     def answer(self, image: int, target: int) -> dict[str, Any]:
         if self.labels.label[image] != UNLABELED:
             raise FinesslError("that image has a label: it was trained on and says nothing about accuracy.")
-        answer = self.suggestions.answer
-        predicted = -1 if answer is None else int(answer.best[image])
-        predicted = self.labels.resolve(predicted) if predicted >= 0 else -1
+        known = self.predictions()
+        predicted = -1 if known is None else int(known[0][image])
         name = self.labels.name(predicted) if predicted >= 0 else None
         self.labels.assign([image], target, "audit", predicted=name)
         view = self.view()

@@ -74,7 +74,9 @@ def open_project(data: str | Path, out: Path | None = None, run: Path | None = N
     images, given, notes = open_table(path) if kind == "table" else open_folder(path)
     classes = list(dict.fromkeys(given.values())) if given or kind == "table" else folder_classes(path)
     if run is not None:
-        classes = list(dict.fromkeys([*run_classes(run), *classes]))
+        known, trained_on = run_labels(run)
+        given = trained_on | given
+        classes = list(dict.fromkeys([*known, *classes]))
     if not len(images):
         raise FinesslError(f"{path} holds no image.")
     return Project(path, folder, images, classes, given, run, notes)
@@ -112,11 +114,18 @@ def open_table(path: Path) -> tuple[FileImages, dict[str, str], list[str]]:
     return images, given, rows.notes
 
 
-def run_classes(run: Path) -> list[str]:
-    from finessl.inference.classifier import Description
-    from finessl.runtime.files import read_json
+def run_labels(run: Path) -> tuple[list[str], dict[str, str]]:
+    """Classes of a finished run, and path → class of the images that it was trained on with their label."""
+    from finessl.data.splits import Split
+    from finessl.runs.inputs import open_source
 
-    return list(read_json(RunDirectory(run).classifier / "classifier.json", Description)["classes"])
+    folder = RunDirectory(run)
+    if not folder.finished():
+        raise FinesslError(f"{run} is not finished; resume it first: finessl resume {run}")
+    dataset = open_source(folder.recipe())
+    split = Split.load(folder.split_file, dataset)
+    labels = split.labels(dataset)
+    return split.classes, {dataset.train.key(i): split.classes[labels[i]] for i in split.labeled.tolist()}
 
 
 @contextmanager

@@ -66,28 +66,34 @@ class Review:
         return found
 
     def disagree(self, answer: Answer, label: np.ndarray) -> list[Item]:
-        """Unlabeled images on which two solvers are sure of different classes."""
+        """Unlabeled images on which two classifiers are sure of different classes: the trained one and the answer from
+        frozen features, or two solvers of the latter."""
         from finessl.frozen.choose import SOLVERS
         from finessl.studio.solve import targets
 
-        encoded = answer.encoded
-        y, classes = targets(encoded, label)
-        if not np.array_equal(classes, answer.classes):
+        frozen, trained = self.suggestions.frozen, self.suggestions.trained
+        if frozen is None:
             return []
-        other = "ridge" if answer.solver != "ridge" else "means"
-        p = encoded.pile.solve(other, y, len(classes)).logits(encoded.pile.x).softmax(1).numpy()
-        best, theirs = answer.p.argmax(1), p.argmax(1)
-        sure = np.minimum(answer.p.max(1), p.max(1))
+        encoded = frozen.encoded
+        best, sure = frozen.best[encoded.ids], frozen.confidence[encoded.ids]
+        if trained is not None:
+            other, (theirs, confidence) = "the trained classifier", trained.answers(self.labels)
+            theirs, confidence = theirs[encoded.ids], confidence[encoded.ids]
+        else:
+            y, classes = targets(encoded, label)
+            solver = "ridge" if frozen.solver != "ridge" else "means"
+            p = encoded.pile.solve(solver, y, len(classes)).logits(encoded.pile.x).softmax(1).numpy()
+            other, theirs, confidence = SOLVERS[solver], classes[p.argmax(1)], p.max(1)
+        both = np.minimum(sure, confidence)
         free = (label[encoded.ids] == UNLABELED) & (self.labels.judged[encoded.ids] == UNLABELED)
-        rows = np.flatnonzero((best != theirs) & free & (sure >= min(SURE, 1.5 / len(classes) + 0.1)))
+        rows = np.flatnonzero((best != theirs) & (theirs >= 0) & free & (both >= SURE))
         found = []
-        for i in rows[np.argsort(-sure[rows], kind="stable")][: 2 * MOST]:
-            mine, yours = int(classes[best[i]]), int(classes[theirs[i]])
+        for i in rows[np.argsort(-both[rows], kind="stable")][: 2 * MOST]:
             why = (
-                f"{SOLVERS[answer.solver].capitalize()} says {self.labels.name(mine)}, "
-                f"{SOLVERS[other]} says {self.labels.name(yours)}."
+                f"{SOLVERS[frozen.solver].capitalize()} says {self.labels.name(int(best[i]))}, "
+                f"{other} says {self.labels.name(int(theirs[i]))}."
             )
-            found.append(self.item(int(encoded.ids[i]), mine, answer.p[i, best[i]], why))
+            found.append(self.item(int(encoded.ids[i]), int(theirs[i]), confidence[i], why))
         return found
 
     def strange(self, answer: Answer, label: np.ndarray) -> list[Item]:

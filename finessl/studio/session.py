@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from finessl.data.dataset import readable
@@ -20,9 +22,11 @@ from finessl.studio.project import Project
 from finessl.studio.review import Review
 from finessl.studio.suggest import Suggestions
 from finessl.studio.thumbnails import Thumbnails
+from finessl.studio.trained import read_trained, start_predicting
 from finessl.studio.training import Trainer
 
 WRITES = 0.5  # seconds between two writings of labels.csv
+FOLLOWS = 1.0  # seconds between two looks at the training
 PAINT = 1.0  # seconds for the page to appear before torch is imported, which stops all other threads for a while
 
 
@@ -47,6 +51,7 @@ class Studio:
         self.exports = Exports(project, self.labels, self.trainer, self.audit)
         self.identity = hashlib.blake2b(project.images.fingerprint().encode(), digest_size=8).hexdigest()
         self.stop, self.written = threading.Event(), -1
+        self.predicting: subprocess.Popen[bytes] | None = None
         self.threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -55,6 +60,7 @@ class Studio:
             "encode": self._encode,
             "write labels": self._write_labels,
             "thumbnails": self._build_thumbnails,
+            "follow training": self._follow_training,
         }
         for name, target in work.items():
             thread = threading.Thread(target=target, name=name, daemon=True)
@@ -65,6 +71,8 @@ class Studio:
         """What was labeled is on the disk already; the rest is derived."""
         self.stop.set()
         self.encoding.stop()
+        if self.predicting is not None and self.predicting.poll() is None:
+            self.predicting.kill()
         self.suggestions.close()
         for thread in self.threads:
             thread.join(1)
@@ -98,6 +106,22 @@ class Studio:
     def _encode(self) -> None:
         if not self.stop.wait(PAINT):
             self.encoding.run(self.suggestions.publish)
+
+    def _follow_training(self) -> None:
+        """When a run has finished, what it says of every image joins the suggestions."""
+        tried: set[Path] = set()
+        while not self.stop.wait(FOLLOWS):
+            run, trained = self.trainer.run(), self.suggestions.trained
+            if run is None or (trained is not None and trained.run == run):
+                continue
+            found = read_trained(self.project, run)
+            if found is not None:
+                self.suggestions.trained = found
+                self.changed()
+            elif run not in tried:
+                tried.add(run)
+                self.predicting = start_predicting(self.project, run, self.encoding.device)
+                self.predicting.wait()
 
     def _build_thumbnails(self) -> None:
         self.stop.wait(PAINT)

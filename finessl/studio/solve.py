@@ -40,14 +40,34 @@ def fit(
     if accuracy is not None:
         sample = encoded.pile.x[:: max(len(y) // CALIBRATION, 1)]
         solution = calibrate(solution, sample, accuracy)
-    p = solution.logits(encoded.pile.x).softmax(1)
-    top = p.topk(2, dim=1)
+    p = solution.logits(encoded.pile.x).softmax(1).numpy()
+    return make_answer(encoded, classes, p, solver, actions, time.perf_counter() - begun)
+
+
+def make_answer(
+    encoded: Encoded, classes: np.ndarray, p: np.ndarray, solver: str, actions: int, seconds: float
+) -> Answer:
+    top = torch.from_numpy(p).topk(2, dim=1)
     best, confidence, margin = (np.full(len(encoded.place), v, t) for v, t in ((-1, "i4"), (0, "f4"), (0, "f4")))
     best[encoded.ids] = classes[top.indices[:, 0].numpy()]
     confidence[encoded.ids] = top.values[:, 0].numpy()
     margin[encoded.ids] = (top.values[:, 0] - top.values[:, 1]).numpy()
-    seconds = time.perf_counter() - begun
-    return Answer(encoded, classes, p.numpy(), best, confidence, margin, solver, actions, seconds)
+    return Answer(encoded, classes, p, best, confidence, margin, solver, actions, seconds)
+
+
+def blend(answer: Answer, ids: np.ndarray, p: np.ndarray) -> Answer:
+    """The mean of the answer and of a trained classifier's probabilities p [N, C] for the classes `ids` (−1: unknown).
+
+    So suggestions have what training has learned, and still move with every label."""
+    columns = [k for k, number in enumerate(ids.tolist()) if number in answer.classes]
+    if not columns:
+        return answer
+    places = np.searchsorted(answer.classes, ids[columns])
+    trained = p[answer.encoded.ids][:, columns].astype(np.float32)
+    mixed = answer.p.copy()
+    mixed[:, places] += trained
+    mixed /= mixed.sum(1, keepdims=True)
+    return make_answer(answer.encoded, answer.classes, mixed, answer.solver, answer.actions, answer.seconds)
 
 
 def sample_rows(encoded: Encoded, label: np.ndarray, most: int = SAMPLE, seed: int = 0) -> np.ndarray:

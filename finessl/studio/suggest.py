@@ -19,6 +19,7 @@ import numpy as np
 
 from finessl.studio.events import UNLABELED, Labels
 from finessl.studio.features import Encoded
+from finessl.studio.trained import Trained
 
 if TYPE_CHECKING:
     from finessl.frozen.choose import Choice
@@ -56,7 +57,9 @@ class Suggestions:
     def __init__(self, labels: Labels, changed: Callable[[], None]) -> None:
         self.labels, self.changed = labels, changed
         self.encoded: Encoded | None = None
-        self.answer: Answer | None = None
+        self.frozen: Answer | None = None  # from frozen features alone
+        self.trained: Trained | None = None  # from the last finished run
+        self.answer: Answer | None = None  # what is shown: both
         self.choice: Choice | None = None
         self.broken: np.ndarray = np.zeros(len(labels.label), bool)
         self.plain = np.random.default_rng(1).permutation(len(labels.label))  # before there are features
@@ -111,7 +114,7 @@ class Suggestions:
 
     def update(self, *names: str) -> None:
         """Do these steps now, all by default."""
-        from finessl.studio.solve import fit, judge, look_ahead
+        from finessl.studio.solve import blend, fit, judge, look_ahead
 
         encoded = self.encoded
         if encoded is None:
@@ -123,7 +126,12 @@ class Suggestions:
         if "fit" in (names or STEPS):
             chosen = self.choice.chosen if self.choice else None
             solver, accuracy = (chosen.solver, chosen.held_out) if chosen else (None, None)
-            self.answer = fit(encoded, label, solver, accuracy, action)
+            self.frozen = fit(encoded, label, solver, accuracy, action)
+            trained, frozen = self.trained, self.frozen
+            if frozen is None or trained is None:
+                self.answer = frozen
+            else:
+                self.answer = blend(frozen, trained.classes(self.labels), trained.p)
         if "look ahead" in (names or STEPS):
             order = look_ahead(encoded, label, self.taken(), self.answer, AHEAD)
             with self.queue_lock:

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from finessl.bench.studio import Running
+from finessl.cli import app
 from finessl.errors import FinesslError
 from finessl.studio.events import UNLABELED, Labels
 from finessl.studio.project import held, open_project
 from finessl.studio.session import Studio
+from finessl.studio.trained import read_trained, start_predicting
 from finessl.studio.training import RunDirectory
 
 
@@ -140,3 +142,35 @@ def test_encoding_in_the_background(photos, tmp_path, monkeypatch):
             assert wait_for(lambda: (project.folder / "labels.csv").exists(), 5)
         finally:
             studio.close()
+
+
+def test_a_finished_run_is_opened_and_asked(photos, tmp_path, monkeypatch):
+    """finessl studio RUN: its data, its classes, its answers for every image."""
+    monkeypatch.setenv("FINESSL_CACHE", str(tmp_path / "cache"))
+    rows = [f"{colour}{i}.jpg,{colour}" for colour in ("blue", "green", "red") for i in range(2)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]))
+    run = tmp_path / "run"
+    words = [
+        "quick",
+        str(photos),
+        "--labels",
+        str(tmp_path / "labels.csv"),
+        "--out",
+        str(run),
+        "--backbone",
+        "embedded",
+        "-q",
+    ]
+    app(words, standalone_mode=False)
+    project = open_project(run, tmp_path / "state")
+    assert project.data == photos and project.classes == ["blue", "green", "red"] and project.run == run
+    assert start_predicting(project, run, "cpu").wait() == 0
+    trained = read_trained(project, run)
+    assert trained is not None and (trained.p.argmax(1) == np.repeat([0, 1, 2], 15)).mean() > 0.9
+    with held(project):
+        studio = Studio(project, "embedded")
+        studio.suggestions.trained = trained
+        assert studio.labels.counts().tolist() == [2, 2, 2]  # what the run was trained on
+        assert studio.exports.view()["commands"]["predict"].startswith(f"finessl predict {run}")
+        assert studio.audit.predictions() is not None
+        studio.close()

@@ -14,6 +14,7 @@ from PIL import Image
 from finessl.data.sources import open_dataset
 from finessl.studio.events import UNLABELED
 from finessl.studio.suggest import KEPT
+from finessl.studio.trained import Trained
 
 
 @pytest.fixture
@@ -127,6 +128,25 @@ def test_audit_hides_the_prediction_and_measures(learned):
     batch = learned.post("/api/labels", {"images": [answered[0], min(queue)], "class": 0})
     assert batch["skipped"] == 1 and batch["labels"] == 10
     assert "label" in learned.post("/api/audit", {"image": min(queue), "class": 0}, status=400)["error"]
+
+
+def test_a_trained_classifier_joins_the_suggestions_and_is_audited(learned):
+    """Here one that calls everything red: suggestions take both into account, the audit measures it alone."""
+    before = learned.get(f"/api/grid?class={learned.ids()['red']}&label=none")["total"]
+    p = np.tile(np.array([0.02, 0.96, 0.02], np.float16), (45, 1))
+    learned.studio.suggestions.trained = Trained(Path("runs/001"), ["blue", "red", "gone"], p)
+    learned.studio.suggestions.update()
+    answer, frozen = learned.studio.suggestions.answer, learned.studio.suggestions.frozen
+    assert np.allclose(answer.p.sum(1), 1, atol=1e-3) and (answer.p[:, 2] > frozen.p[:, 2] - 1e-3).mean() > 0.6
+    assert learned.get(f"/api/grid?class={learned.ids()['red']}&label=none")["total"] >= before
+    item = learned.get("/api/review?kind=disagree")["items"][0]
+    assert item["predicted"] == learned.ids()["red"] and "trained classifier says red" in item["why"]
+    for _ in range(12):
+        image = learned.get("/api/audit")["image"]["id"]
+        found = learned.post("/api/audit", {"image": image, "class": learned.ids()[learned.truth(image)]})
+        assert found["predicted"] == learned.ids()["red"]
+    accuracy = learned.get("/api/state")["accuracy"]
+    assert accuracy["value"] < 0.7 and "trained classifier" in accuracy["how"]
 
 
 def test_pictures(learned, photos):
