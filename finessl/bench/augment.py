@@ -43,7 +43,7 @@ def bench_augment(
     indices = np.arange(batch)
 
     def make(with_strong: bool) -> torch.Tensor:
-        images, _ = store.fetch(indices, device)
+        images = store.fetch(indices, device)
         views = weak.apply(images, weak.draw(rng, store.sizes))
         if with_strong:
             views = strong.apply(views, strong.draw(rng, batch))

@@ -81,10 +81,6 @@ class Dataset:
         known = set(self.excluded)
         self.excluded += [item for item in named if item not in known]
 
-    def class_counts(self) -> np.ndarray:
-        """[C]: training images with a known label per class."""
-        return np.bincount(self.train_labels[self.train_labels >= 0], minlength=len(self.classes))
-
     def fingerprint(self) -> str:
         """Identity of the data, independent of its location: one digest for each of PARTS."""
         return ":".join([VERSION, *self._digests()])

@@ -121,7 +121,7 @@ class Loader:
     def load_all(self, steps: Sequence[int]) -> list[Views]:
         """The views of several steps, made together: a GPU is kept busy by few launches on many images."""
         plans = [self.plan(step) for step in steps]
-        pixels, _ = self.store.fetch(np.concatenate([i for plan in plans for i in plan.images]), self.device)
+        pixels = self.store.fetch(np.concatenate([i for plan in plans for i in plan.images]), self.device)
         crops = self.weak_view.apply(pixels, join([draw for plan in plans for draw in plan.crops]))
         parts = [
             list(crop.split(plan.counts))

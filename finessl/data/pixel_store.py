@@ -57,7 +57,6 @@ class PixelStore:
             self.array = flat.reshape(len(sizes), *good[0], 3)
         self._pool: ThreadPoolExecutor | None = None
         self._resident: Tensor | None = None
-        self._resident_size: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -70,18 +69,15 @@ class PixelStore:
     def nbytes(self) -> int:
         return int(self.flat.nbytes)
 
-    def fetch(self, indices: np.ndarray, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """uint8 [n, H, W, 3], each image at the top left, and int64 [n, 2] with each one's height and width."""
-        if self._resident is not None and self._resident_size is not None:
-            index = upload(torch.as_tensor(indices), self._resident.device)
-            return self._resident.index_select(0, index), self._resident_size.expand(len(indices), 2)
+    def fetch(self, indices: np.ndarray, device: torch.device | str | None = None) -> Tensor:
+        """uint8 [n, H, W, 3], each image in the upper left corner; `sizes[indices]` are their heights and widths."""
+        if self._resident is not None:
+            return self._resident.index_select(0, upload(torch.as_tensor(indices), self._resident.device))
         indices = np.asarray(indices)
         sizes = self.sizes[indices]
         if len(sizes) and sizes.min() == 0:
             raise FinesslError(f"image {indices[sizes.min(1) == 0][0]} of the store could not be decoded.")
-        target = torch.device(device or "cpu")
-        pixels = torch.from_numpy(self._gather(indices, sizes))
-        return upload(pixels, target), upload(torch.from_numpy(sizes.astype(np.int64)), target)
+        return upload(torch.from_numpy(self._gather(indices, sizes)), torch.device(device or "cpu"))
 
     def _gather(self, indices: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """One indexing operation if possible, else image by image in threads: NumPy copies without the interpreter lock, so
@@ -138,7 +134,6 @@ class PixelStore:
                 self._verify(i)
             array = np.require(self.array, requirements=["C", "W"])  # PyTorch warns of read-only memory
             self._resident = torch.from_numpy(array).to(device)
-            self._resident_size = torch.tensor(self.array.shape[1:3], device=device)
         return self
 
     @classmethod

@@ -40,7 +40,7 @@ def encode(
     for start in range(0, len(indices), batch):
         wanted = indices[start : start + batch]
         full = np.concatenate([wanted, np.repeat(wanted[-1:], -len(wanted) % rows)])
-        pixels, _ = store.fetch(full, device)
+        pixels = store.fetch(full, device)
         images = normalise(evaluation_view(pixels, store.sizes[full], size), mean, std, DTYPES[precision])
         with autocast(device, precision):
             answer = torch.cat([function(part) for part in images.split(rows)])

@@ -111,17 +111,9 @@ def distance(counts: np.ndarray, others: np.ndarray) -> float:
     return float(np.abs(counts / np.sum(counts) - others / np.sum(others)).sum() / 2)
 
 
-def auroc(inside: np.ndarray, outside: np.ndarray) -> float:
-    """The chance that an image that belongs gets a higher score than one that does not (ties count half)."""
-    scores = np.concatenate([inside, outside])
-    values, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # of equal scores, the mean rank
-    n, m = len(inside), len(outside)
-    return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
-
-
 def binned_auroc(inside: np.ndarray, outside: np.ndarray) -> float:
-    """The same from two histograms over the same bins; images in one bin are ties."""
+    """AUROC from two histograms over the same bins: the probability that an image inside has a higher score than one outside.
+    Images in one bin are ties and count half."""
     below = np.cumsum(outside) - outside
     return float((inside * (below + outside / 2)).sum() / (inside.sum() * outside.sum()))
 

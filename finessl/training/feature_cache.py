@@ -89,7 +89,7 @@ class CachedLoader(Loader):
             some = positions[first : first + BATCH]
             rows = np.resize(some, min(BATCH, len(positions)))  # the last ones repeated: a compiled model has one shape
             rng = generator(self.seed, CACHE, 2 * number + strong)
-            pixels, _ = self.store.fetch(rows, self.device)
+            pixels = self.store.fetch(rows, self.device)
             for draw in range(draws):
                 images = self.weak_view.apply(pixels, self.weak_view.draw(rng, self.store.sizes[rows]))
                 if strong:

@@ -55,7 +55,7 @@ def test_image_outside_the_sample_is_told_by_its_time(photos: Path, tmp_path: Pa
 
 
 def test_overwritten_pixels_are_noticed_and_decoded_again(photos: Path, tmp_path: Path) -> None:
-    first = build(photos, tmp_path / "c").fetch(np.arange(6))[0]
+    first = build(photos, tmp_path / "c").fetch(np.arange(6))
     path = only(tmp_path / "c") / "pixels.bin"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -63,26 +63,26 @@ def test_overwritten_pixels_are_noticed_and_decoded_again(photos: Path, tmp_path
     damaged = build(photos, tmp_path / "c")
     with pytest.raises(FinesslError, match="are damaged and have been removed. Run the same command again"):
         damaged.fetch(np.arange(6))
-    assert (build(photos, tmp_path / "c").fetch(np.arange(6))[0] == first).all()
+    assert (build(photos, tmp_path / "c").fetch(np.arange(6)) == first).all()
 
 
 @pytest.mark.parametrize("name", ["offsets", "sizes", "state", "sums"])
 @pytest.mark.parametrize("place", [130, -3])
 def test_flipped_bytes_of_the_tables_are_noticed(photos: Path, tmp_path: Path, name: str, place: int) -> None:
-    first = build(photos, tmp_path / "c").fetch(np.arange(6))[0]
+    first = build(photos, tmp_path / "c").fetch(np.arange(6))
     path = only(tmp_path / "c") / f"{name}.npy"
     data = bytearray(path.read_bytes())
     data[place] ^= 0x41
     path.write_bytes(data)
-    assert (build(photos, tmp_path / "c").fetch(np.arange(6))[0] == first).all()
+    assert (build(photos, tmp_path / "c").fetch(np.arange(6)) == first).all()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 2}', '"x"', "\xff"])
 def test_damaged_manifest_is_built_again(photos: Path, tmp_path: Path, content: str) -> None:
-    first = build(photos, tmp_path / "c").fetch(np.arange(6))[0]
+    first = build(photos, tmp_path / "c").fetch(np.arange(6))
     (only(tmp_path / "c") / "store.json").write_text(content, encoding="latin-1")
     assert cache.entries(tmp_path / "c")
-    assert (build(photos, tmp_path / "c").fetch(np.arange(6))[0] == first).all()
+    assert (build(photos, tmp_path / "c").fetch(np.arange(6)) == first).all()
 
 
 def test_least_recently_used_stores_give_way(photos: Path, tmp_path: Path, monkeypatch) -> None:
@@ -157,7 +157,7 @@ def test_extreme_images_do_not_ask_for_much_memory(tmp_path: Path, make) -> None
     make.write(tmp_path / "b" / "wide.png", 2, 4, 8000)
     store = PixelStore.build(open_dataset(tmp_path).train, shorter=32)
     assert store.sizes.tolist() == [[128, 4], [4, 128]]
-    assert store.fetch(np.array([0, 1]))[0].shape == (2, 128, 128, 3)
+    assert store.fetch(np.array([0, 1])).shape == (2, 128, 128, 3)
 
 
 def test_features_are_shown_and_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
