@@ -8,7 +8,7 @@ import { store } from "./state.js";
 
 const GOODS = [
   ["csv", "Labels as a table", "A CSV file with the columns path and label: the input of finessl quick and finessl train.", "quick", "Write the table"],
-  ["folders", "Labels as folders", "A folder per class with copies of its images.", "train", "Copy into folders"],
+  ["folders", "Labels as folders", "A folder per class with copies of its images.", "", "Copy into folders"],
   ["classifier", "The classifier", "The trained model, or one from frozen features, with its preprocessing.", "export", "Write the classifier"],
   ["report", "The report", "One HTML file that says in plain words how far to trust the classifier.", "report", "Write the report"],
 ];
@@ -69,7 +69,9 @@ class ExportScreen {
     try {
       const { path, command: line } = await post("/api/export", { what, ...(what === "classifier" && { format: this.format.value }) });
       replace(result, h("p", {}, "Written: ", h("span", { class: "path" }, path)));
-      if (line) result.closest(".card")?.querySelector("pre code")?.replaceChildren(line);
+      const card = result.closest(".card");
+      card?.querySelector(".command")?.remove();
+      if (line) card?.append(command(line));
     } catch (error) {
       complain(error);
     }

@@ -2,7 +2,7 @@
 import { h } from "./dom.js";
 
 const PAGE = 120; // items per request
-const OVERSCAN = 2; // rows above and below the view
+const OVERSCAN = 3; // rows above and below the view, loaded before they are seen
 const TALLEST = 12_000_000; // pixels; browsers cut off taller elements
 
 /**
@@ -149,7 +149,7 @@ export class Grid {
       cell.style.width = cell.style.height = `${this.side}px`;
     }
     for (const cell of free) cell.remove();
-    this.fetchView(first, last);
+    this.fetchView(Math.max(0, first - PAGE / 2), Math.min(this.total, last + PAGE));
   }
 
   /** @param {number} first @param {number} last */

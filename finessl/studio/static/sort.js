@@ -92,6 +92,7 @@ class SortScreen {
   /** @param {number|null} id */
   open(id) {
     this.wall = id;
+    this.panel.update();
     void this.reload();
   }
 

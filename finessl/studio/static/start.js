@@ -5,7 +5,8 @@ import { count, duration, h, keycap, plural, replace } from "./dom.js";
 import { isLetter } from "./keys.js";
 import { store, thumbnail } from "./state.js";
 
-const PILE = 60; // thumbnails
+const PLACES = 6; // of the pile, evenly spaced
+const EACH = 10; // thumbnails per place
 const KEYS = [["a … z", "name a class; Enter adds it"], ["Enter", "start to label"]];
 
 class StartScreen {
@@ -30,7 +31,11 @@ class StartScreen {
 
   async show() {
     try {
-      const { items, total } = await get("/api/grid", { label: "any", sort: "name", offset: 0, limit: PILE });
+      const total = store.state?.project.images ?? 0;
+      const offsets = total > PLACES * EACH ? Array.from({ length: PLACES }, (_, k) => Math.floor((k * total) / PLACES)) : [0];
+      const limit = offsets.length > 1 ? EACH : PLACES * EACH;
+      const pages = await Promise.all(offsets.map((offset) => get("/api/grid", { label: "any", sort: "name", offset, limit })));
+      const items = pages.flatMap((page) => page.items);
       const rest = total - items.length;
       replace(this.pile, ...items.map((/** @type {{id: number, name: string}} */ item) => h("img", { src: thumbnail(item.id), alt: item.name, title: item.name, loading: "lazy", decoding: "async" })),
         rest > 0 && h("p", { class: "quiet" }, `and ${count(rest)} more`));

@@ -70,7 +70,7 @@ class TrainScreen {
     if (training.state === "idle") return replace(this.progress);
     const left = training.state === "running" && training.seconds_left ? `, ${duration(training.seconds_left)} left` : "";
     const bar = h("progress", { max: training.steps || 1, value: training.step, "aria-label": "Progress" });
-    replace(this.progress, bar, h("p", { class: "quiet" }, training.state === "running" && !training.step ? "starting: reading the images and the backbone" : `step ${count(training.step)} of ${count(training.steps)}${left}`, training.run && h("span", { class: "path" }, training.run)));
+    replace(this.progress, bar, h("p", { class: "quiet" }, training.state === "running" && !training.step ? "starting: reading the images and the backbone" : training.state === "running" && training.step >= training.steps ? "writing the result" : `step ${count(training.step)} of ${count(training.steps)}${left}`, training.run && h("span", { class: "path" }, training.run)));
   }
 
   /** @param {import("./state.js").Training} training */

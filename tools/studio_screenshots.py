@@ -1,0 +1,126 @@
+"""The pictures of docs/studio.md: a studio on sample images, labeled by their true classes, photographed screen by screen.
+
+    python tools/studio_screenshots.py docs                               # light, 1280 pixels wide
+    python tools/studio_screenshots.py shots --scheme dark --width 400    # what a phone shows at night
+
+Needs the extra `browser` and Chromium, as make test-browser does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import expect, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "studio"))
+from browser import find_chromium, studio, write_images  # noqa: E402
+
+CLASSES = ("airplane", "bird", "frog", "horse", "ship", "truck")
+SORTED = 1  # class of the wall
+LABELS, AUDITED, STEPS = 36, 30, 50
+WAIT = 600_000  # milliseconds
+LARGEST = 195_000  # bytes of a picture
+
+
+class Camera:
+    def __init__(self, page: Any, folder: Path, suffix: str, width: int) -> None:
+        self.page, self.folder, self.suffix, self.width = page, folder, suffix, width
+
+    def shoot(self, name: str, pause: int = 700) -> None:
+        self.page.set_viewport_size({"width": self.width, "height": 800})
+        self.page.wait_for_timeout(pause)
+        path = self.folder / f"studio-{name}{self.suffix}.png"
+        self.page.screenshot(path=path)
+        if self.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            print(f"{name} is wider than the window")
+        picture = Image.open(path).convert("RGB")
+        picture.save(path, optimize=True)
+        if path.stat().st_size > LARGEST:
+            picture.quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+        self.page.set_viewport_size({"width": 1280, "height": 800})
+
+    def go(self, screen: str) -> None:
+        self.page.get_by_role("navigation", name="Screens").get_by_role("link", name=screen).click()
+
+
+def answer(page: Any, count: int) -> None:
+    """Press the key of the true class, as a person would."""
+    caption = page.locator(".picture figcaption").first
+    for _ in range(count):
+        expect(caption).not_to_have_text("")
+        name = caption.inner_text()
+        page.keyboard.press(str(CLASSES.index(name.split("-")[0]) + 1))
+        expect(caption).not_to_have_text(name)
+
+
+def story(camera: Camera, address: str) -> None:
+    page = camera.page
+    page.goto(address)
+    camera.shoot("empty")
+    for name in CLASSES:
+        page.keyboard.type(name)
+        page.keyboard.press("Enter")
+        expect(page.locator(".class-name").last).to_have_text(name)
+    camera.shoot("start", 2000)
+    page.keyboard.press("Enter")
+    answer(page, LABELS)
+    expect(page.locator(".guess.first")).to_be_visible()
+    camera.shoot("label", 3000)
+    camera.go("Train")
+    camera.shoot("plan")
+    page.get_by_label("Time budget").select_option("steps")
+    page.get_by_label("Steps").fill(str(STEPS))
+    page.get_by_role("button", name="Start training").click()
+    camera.go("Sort")
+    page.keyboard.press(str(SORTED + 1))
+    expect(page.locator("h1")).to_contain_text(CLASSES[SORTED])
+    page.wait_for_timeout(2500)
+    for cell in page.locator(".cell").all():
+        inside = (cell.bounding_box() or {"y": 1e9})["y"] < 650
+        if inside and not (cell.get_attribute("title") or "").startswith(CLASSES[SORTED]):
+            cell.click()
+    camera.shoot("sort", 1500)
+    page.keyboard.press("Enter")
+    camera.go("Review")
+    camera.shoot("review", 2500)
+    page.get_by_role("button", name="Confused pairs").click()
+    camera.shoot("pairs", 2500)
+    camera.go("Audit")
+    answer(page, AUDITED)
+    camera.shoot("audit")
+    camera.go("Train")
+    expect(page.get_by_label("Progress")).to_have_attribute("value", str(STEPS), timeout=WAIT)
+    camera.shoot("train", 2000)
+    camera.go("Export")
+    camera.shoot("export")
+    page.keyboard.press("?")
+    camera.shoot("keys")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--scheme", choices=["light", "dark"], default="light")
+    parser.add_argument("--width", type=int, default=1280)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    suffix = "" if arguments.scheme == "light" else "-dark"
+    suffix += "" if arguments.width == 1280 else f"-{arguments.width}"
+    with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
+        data = write_images(Path(temporary) / "vehicles-and-animals", CLASSES, 100)
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=arguments.scheme)
+        page.set_default_timeout(WAIT)
+        expect.set_options(timeout=WAIT)
+        with studio(data) as server:
+            story(Camera(page, arguments.folder, suffix, arguments.width), server.address)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
