@@ -1,13 +1,13 @@
 // Audit: random images, the prediction hidden until you have answered. The figure grows sharper with each answer.
 import { get, save } from "./api.js";
 import { chip, ClassPanel } from "./classes.js";
-import { complain } from "./dialog.js";
+import { complain, say } from "./dialog.js";
 import { empty, h, keyline, percent, plural, replace } from "./dom.js";
 import { isLetter } from "./keys.js";
 import { Picture } from "./picture.js";
 import { classes, classOfKey, thumbnail } from "./state.js";
 
-const KEYS = [["1 … 9", "what you see"], ["X", "none of these classes"], ["Z", "zoom"], ["/", "find a class; other letters start at once"]];
+const KEYS = [["1 … 9", "what you see"], ["X", "none of these classes"], ["U", "undo"], ["Z", "zoom"], ["/", "find a class; other letters start at once"]];
 const REMEMBERED = 8; // answers shown below the figure
 
 class AuditScreen {
@@ -27,7 +27,7 @@ class AuditScreen {
     this.history = h("ol", { class: "audit-history", "aria-label": "Your last answers" });
     this.stage = h("div", { class: "stage" }, this.picture.element,
       h("footer", { class: "foot" }, h("div", { class: "evidence" }, h("span", { class: "lead-in" }, "What is it?"), h("span", { class: "quiet" }, "The prediction stays hidden until you answer, so that it cannot sway you.")),
-        keyline([["1–9", "what you see"], ["X", "none of these"], ["Z", "zoom"]])));
+        keyline([["1–9", "what you see"], ["X", "none of these"], ["U", "undo"], ["Z", "zoom"]])));
     this.message = h("div", { class: "stage" });
     this.element = h("div", { class: "bench audit" }, this.stage, this.message, h("aside", { class: "side" }, this.figure, this.panel.element, this.history));
     this.draw();
@@ -66,6 +66,17 @@ class AuditScreen {
     }
     this.waiting = false;
     this.draw(start);
+  }
+
+  async undo() {
+    try {
+      const { undone } = await save("/api/undo", {}, { repeat: false });
+      if (!undone) say("Nothing to undo.");
+      this.before = this.before.filter(({ id }) => !undone?.images.includes(id));
+      await this.open();
+    } catch (error) {
+      complain(error);
+    }
   }
 
   /** @param {number} [start] */
@@ -108,6 +119,7 @@ class AuditScreen {
     const key = event.key.toLowerCase();
     if (chosen) void this.answer(chosen.id, event.timeStamp);
     else if (key === "x") void this.answer(null, event.timeStamp);
+    else if (key === "u") void this.undo();
     else if (key === "z") this.picture.zoom();
     else if (key === "/") this.panel.search("");
     else if (isLetter(event)) this.panel.search(event.key);

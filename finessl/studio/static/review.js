@@ -53,6 +53,7 @@ class ReviewScreen {
     this.items = [];
     this.at = 0;
     this.loading = true;
+    this.version = store.state?.version;
     this.draw();
     try {
       const { items } = await get("/api/review", { kind: kind[0] });
@@ -141,6 +142,11 @@ class ReviewScreen {
       : empty("Nothing to settle here", `${this.kind[3]} Look at the other lists, or measure the accuracy.`, h("a", { class: "button", href: "#audit" }, "Audit")));
   }
 
+  update() {
+    this.panel.update();
+    if (!this.items.length && !this.loading && store.state?.version !== this.version) void this.open(this.kind); // there may be some now
+  }
+
   /** @param {KeyboardEvent} event */
   key(event) {
     const chosen = classOfKey(event.key);
@@ -165,6 +171,6 @@ export const review = {
   keys: KEYS,
   mount() {
     const screen = new ReviewScreen();
-    return { element: screen.element, update: () => screen.panel.update(), key: (/** @type {KeyboardEvent} */ event) => screen.key(event) };
+    return { element: screen.element, update: () => screen.update(), key: (/** @type {KeyboardEvent} */ event) => screen.key(event) };
   },
 };

@@ -81,11 +81,14 @@ class SortScreen {
   }
 
   async reload() {
+    this.loading = true;
+    this.version = store.state?.version;
     this.seen.clear();
     this.cursor = -1;
     this.filters.source.hidden = this.filters.label.value === "none"; // an unlabeled image has no source
     if (this.filters.source.hidden) this.filters.source.value = "";
     await this.grid.reset();
+    this.loading = false;
     this.drawFrame();
   }
 
@@ -136,7 +139,7 @@ class SortScreen {
     const marked = this.marked.size;
     replace(this.accept, rest ? `Accept ${plural(rest, "image")} as ${name}` : "Nothing to accept", keycap("↵"));
     this.accept.disabled = rest === 0;
-    this.tally.textContent = marked ? `${plural(marked, "image")} marked as wrong · a number labels ${marked === 1 ? "it" : "them"} as another class` : rest ? "what you have seen so far; scroll for more" : "";
+    this.tally.textContent = marked ? `${plural(marked, "image")} marked as wrong · a number labels ${marked === 1 ? "it" : "them"} as another class` : rest ? "what you have seen so far; scroll for more" : classes().length ? "" : "name a class first: type its name and press Enter";
     this.note.hidden = total > 0;
     if (total === 0) replace(this.note, this.nothing());
   }
@@ -271,6 +274,7 @@ class SortScreen {
   update() {
     if (this.wall === undefined && classes().length) this.open(classes()[0].id);
     else if (typeof this.wall === "number" && !classById(this.wall)) this.open(classes()[0]?.id ?? null); // merged away
+    else if (!this.grid.total && !this.loading && store.state?.version !== this.version) void this.reload(); // suggestions may have come
     this.panel.update();
     this.drawFrame();
   }
