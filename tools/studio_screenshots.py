@@ -48,7 +48,7 @@ class Camera:
         self.page.get_by_role("navigation", name="Screens").get_by_role("link", name=screen).click()
 
 
-def with_palette(picture: Image.Image, exact: int = 48) -> Image.Image:
+def with_palette(picture: Image.Image, exact: int = 112) -> Image.Image:
     """256 colours: those of the page as they are, the rest for the photos."""
     often = sorted(picture.getcolors(1 << 24), reverse=True)[:exact]
     colours = [channel for _, colour in often for channel in colour]
