@@ -88,16 +88,16 @@ class Network(nn.Module):
         """The network's part of a checkpoint: trained parameters and trainable buffers."""
         return {**self.trained(), **self.trainable_buffers()}
 
-    def finished(self, choice: Choice) -> tuple[Choice, dict[str, Tensor]]:
+    def exported(self, choice: Choice) -> tuple[Choice, dict[str, Tensor]]:
         """The content of an exported classifier: name and options of its head, and tensors for
         `load_trainable_state_dict`.   choice: name and options of the trained head."""
         tensors = {name: tensor for name, tensor in self.trainable_state_dict().items() if name.startswith("encoder.")}
-        exported = choice
+        result = choice
         for side, head in (("head", self.head), ("aux", self.aux)):
             if head is not None:
-                exported, module = head.exported(choice)
+                result, module = head.exported(choice)
                 tensors |= {f"{side}.{name}": p for name, p in module.named_parameters() if p.requires_grad}
-        return exported, tensors
+        return result, tensors
 
     @torch.no_grad()
     def load_trainable_state_dict(self, tensors: Mapping[str, Tensor]) -> None:

@@ -1,6 +1,6 @@
 """torch.compile, with a fallback to eager mode.
 
-What: `compiled(f)` compiles f and falls back to eager f if compilation fails (a machine without a C++ compiler, say).
+What: `compiled(f)` compiles f and falls back to eager f if compilation fails (for example without a C++ compiler).
 `@fused` marks small functions of a batch of images, such as the views' arithmetic. They stay eager until `fuse()` is
 called, and on the CPU always.
 

@@ -141,7 +141,7 @@ class Experiment:
     def write_classifier(self, folder: Path) -> None:
         """Write the trained network as a classifier."""
         recipe = self.recipe
-        head, tensors = self.network.finished(recipe.head)
+        head, tensors = self.network.exported(recipe.head)
         description: Description = {
             "format": FORMAT,
             "classes": self.split.classes,

@@ -1,8 +1,8 @@
-"""Training from features that are computed once: `finessl train DATA --tuning linear --cache-features 4`.
+"""Training from cached features: `finessl train DATA --tuning linear --cache-features 4`.
 
-While the backbone stays as it is, an image's features change with its view alone. So the features of a few draws of
-the weak view of each image, and of as many of the strong view, are computed before the first step, and the steps draw
-among these. They follow from the seed: a run that resumes computes the same ones again.
+With a frozen backbone, the features of an image depend only on its view. So the features of N random weak views of each image,
+and of N strong ones, are computed before the first step, and each step samples among these. They depend on the seed only: a
+resumed run computes the same ones again.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from finessl.models.network import Network
 from finessl.runtime.callbacks import Progress
 from finessl.runtime.precision import autocast
 
-BATCH = 128  # images encoded at a time; also the unit of the random draws, and so the same on every device
+BATCH = 128  # images encoded at a time; random numbers are drawn per batch, so it is the same on every device
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Features of some images of a store."""
+class CachedFeatures:
+    """Features of some images of a store, for several random views each."""
 
-    row_of: np.ndarray  # [N] position in the store → row; −1 where nothing is kept
+    row_of: np.ndarray  # [N] position in the store → row; −1: not cached
     features: Tensor  # [n, draws, dim]
 
     def take(self, positions: np.ndarray, draws: np.ndarray) -> Tensor:
-        """Of each image the features of one draw."""
+        """[n, dim]: features of the images at `positions`, each for the view `draws[i]`."""
         return self.features[torch.from_numpy(self.row_of[positions]), torch.from_numpy(draws)]
 
 
-class OneOf:
-    """Stands where a view stood: what is random now is which of the kept draws is taken."""
+class CachedView:
+    """Replaces a view: draws the index of a cached feature instead of augmentation parameters."""
 
     def __init__(self, draws: int) -> None:
         self.draws = draws
@@ -51,10 +51,10 @@ class OneOf:
 
 
 class CachedLoader(Loader):
-    """A loader whose views are features [n, dim], which a network takes as they are. Call `fill` before the rest."""
+    """A loader whose views are features [n, dim] (Network.features accepts them). Call `fill` first."""
 
     def fill(self, network: Network, draws: int, precision: str, progress: Progress) -> None:
-        """Compute the features of `draws` views of each kind, for the images of which the method sees that kind."""
+        """Compute the features of `draws` weak views of each image, and of `draws` strong ones if the method needs them."""
         wanted = [self.labeled if self.weak is None else np.union1d(self.labeled, self.unlabeled)]
         if self.strong_views:
             wanted.append(np.unique(self.unlabeled))
@@ -65,12 +65,12 @@ class CachedLoader(Loader):
                 f"train.cache_features = {draws} would keep {needed / 1e9:.1f} GB of features, and half of the free "
                 f"memory is {limit / 1e9:.1f} GB; keep fewer draws, or none (--cache-features 0)."
             )
-        self.kept: list[Kept] = []  # of weak views, of strong views
+        self.kept: list[CachedFeatures] = []  # of weak views, of strong views
         for strong, positions in enumerate(wanted):
             before = sum(map(len, wanted[:strong]))
-            note = lambda done, before=before: progress("encoding views", before + done, total)  # type: ignore[misc]  # noqa: E731
-            self.kept.append(self.encode(network, positions, bool(strong), draws, precision, note))
-        self.weak_view = self.strong_view = OneOf(draws)
+            count = lambda done, before=before: progress("encoding views", before + done, total)  # type: ignore[misc]  # noqa: E731
+            self.kept.append(self.encode(network, positions, bool(strong), draws, precision, count))
+        self.weak_view = self.strong_view = CachedView(draws)
 
     @torch.no_grad()
     def encode(
@@ -80,14 +80,17 @@ class CachedLoader(Loader):
         strong: bool,
         draws: int,
         precision: str,
-        note: Callable[[int], None],
-    ) -> Kept:
+        count: Callable[[int], None],
+    ) -> CachedFeatures:
+        """Features of `draws` views of the images at `positions`.   count: called with the number of images done."""
         row_of = np.full(len(self.store), -1, np.int64)
         row_of[positions] = np.arange(len(positions))
         features = torch.empty(len(positions), draws, network.dim)
         for number, first in enumerate(range(0, len(positions), BATCH)):
-            some = positions[first : first + BATCH]
-            rows = np.resize(some, min(BATCH, len(positions)))  # the last ones repeated: a compiled model has one shape
+            part = positions[first : first + BATCH]
+            rows = np.resize(
+                part, min(BATCH, len(positions))
+            )  # the last batch is filled up: a compiled model has one shape
             rng = generator(self.seed, CACHE, 2 * number + strong)
             pixels = self.store.fetch(rows, self.device)
             for draw in range(draws):
@@ -96,21 +99,21 @@ class CachedLoader(Loader):
                     images = self.strong_view.apply(images, self.strong_view.draw(rng, len(rows)))
                 with autocast(self.device, precision):
                     encoded = network.features(normalise(images, self.mean, self.std, self.dtype))
-                features[first : first + len(some), draw] = encoded[: len(some)].float().cpu()
-            note(first + len(some))
-        return Kept(row_of, features)
+                features[first : first + len(part), draw] = encoded[: len(part)].float().cpu()
+            count(first + len(part))
+        return CachedFeatures(row_of, features)
 
     def load_all(self, steps: Sequence[int]) -> list[Views]:
         views = []
         for plan in map(self.plan, steps):
-            plain = len(plan.images) - len(plan.distortions)  # labeled and weak views stand before the strong ones
+            weak = len(plan.images) - len(plan.distortions)  # labeled and weak views come before the strong ones
             parts = [
                 self.kept[0].take(images, crop["draw"])
-                for images, crop in zip(plan.images[:plain], plan.crops[:plain], strict=True)
+                for images, crop in zip(plan.images[:weak], plan.crops[:weak], strict=True)
             ]
-            if plan.distortions:  # an image's strong views of one step: neighbours, so that they differ
+            if plan.distortions:  # strong views of an image in one step have consecutive indices, so that they differ
                 first, draws = plan.distortions[0]["draw"], self.kept[1].features.shape[1]
-                strong = [self.kept[1].take(rows, (first + i) % draws) for i, rows in enumerate(plan.images[plain:])]
+                strong = [self.kept[1].take(rows, (first + i) % draws) for i, rows in enumerate(plan.images[weak:])]
                 parts.append(torch.cat(strong))
             views.append(self.finish(plan, [upload(part, self.device) for part in parts]))
         return views
