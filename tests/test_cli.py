@@ -216,7 +216,10 @@ def test_full_disk(shapes: Path, tmp_path: Path) -> None:
 
 def test_split_is_written_and_used(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call("split", shapes, "-n", "2", "--seed", "5", "--out", tmp_path / "split.json")
-    assert "across" in capsys.readouterr().out and (tmp_path / "split.png").stat().st_size > 1000
+    text = capsys.readouterr().out
+    assert "across" in text and "also used without their labels" in text
+    assert text.split("all")[1].split()[1::2][:3] == ["6", "66", "24"]  # labeled, without a label, test
+    assert (tmp_path / "split.png").stat().st_size > 1000
     call("train", shapes, "--out", tmp_path / "run", "--split", tmp_path / "split.json", *TINY)
     written, used = (json.loads(p.read_text()) for p in (tmp_path / "split.json", tmp_path / "run" / "split.json"))
     assert written == used and written["seed"] == 5

@@ -7,7 +7,7 @@ shows whether prediction is limited by the files or by the network.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -57,6 +57,7 @@ def bench_data(
     device: torch.device,
     *,
     root: str | None = None,
+    options: Mapping[str, Any] | None = None,
     images: int = 256,
     size: int = 224,
     batch: int = 32,
@@ -70,7 +71,7 @@ def bench_data(
     with tempfile.TemporaryDirectory() as folder:
         if data == "synthetic":
             write_set(Path(folder) / "images", write_originals(Path(folder) / "originals", 64), max(images, 2))
-        dataset = open_dataset(Path(folder) / "images" if data == "synthetic" else data, root=root)
+        dataset = open_dataset(Path(folder) / "images" if data == "synthetic" else data, root=root, **(options or {}))
         if isinstance(dataset.train, ArrayImages):
             raise FinesslError(f"bench data: {data} is an array, with nothing to decode; give a folder or a table.")
         chosen = np.unique(np.linspace(0, len(dataset.train) - 1, images).astype(np.int64))

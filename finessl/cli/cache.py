@@ -30,9 +30,9 @@ def show(context: typer.Context, cache_dir: Folder = None) -> None:
         for name in ("what", "size", "last used"):
             table.add_column(name, justify="right" if name == "size" else "left")
         for entry in found:
-            table.add_row(f"{entry.what}\n{entry.path}", megabytes(entry.size), f"{age(entry.used)} ago")
+            table.add_row(f"{entry.what}\n{entry.path}", in_bytes(entry.size), f"{age(entry.used)} ago")
         table.add_section()
-        table.add_row("all", megabytes(sum(entry.size for entry in found)), "")
+        table.add_row("all", in_bytes(sum(entry.size for entry in found)), "")
         console().print(table)
     else:
         out.print("nothing is kept.")
@@ -47,10 +47,13 @@ def clear_(cache_dir: Folder = None) -> None:
     from finessl.data.cache import clear
 
     removed, kept = clear(cache_dir)
-    print(f"removed {megabytes(sum(entry.size for entry in removed))}")
+    print(f"removed {in_bytes(sum(entry.size for entry in removed))}")
     for entry in kept:
         print(f"in use or not removable: {entry.path}")
 
 
-def megabytes(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+def in_bytes(size: int) -> str:
+    for unit, amount in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= amount:
+            return f"{size / amount:,.1f} {unit}"
+    return f"{size} bytes"

@@ -11,7 +11,7 @@ from finessl.cli.options import Device, Fields, Json, recipe_options
 
 
 @app.command(no_args_is_help=True)
-@recipe_options("root", "weights", "image_size")
+@recipe_options("root", "path_column", "label_column", "weights", "image_size")
 def probe(
     *,
     data: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,7 @@ COLUMNS = ("rank", "path", "suggested", "label")
 
 
 @app.command(no_args_is_help=True)
-@recipe_options("labels", "root", "precision", "seed")
+@recipe_options("labels", "root", "path_column", "label_column", "precision", "seed")
 def select(
     *,
     data: Annotated[str, typer.Argument(help="A folder of images, or any data that train takes.", show_default=False)],
@@ -55,7 +56,7 @@ def select(
     precision = resolve_precision(recipe.train.precision, target)
     (name, file), *_ = candidate_backbones(backbone, named_files(weights or []))
     with Display() as display:
-        images, ids, classes, notes = open_images(data, recipe.data.root, fields.get("labels"))
+        images, ids, classes, notes = open_images(data, recipe.data.root, recipe.source.options)
         encoder = FrozenEncoder(create_backbone(name, weights=file), target, precision)
         encoding = f"{name}: encoding images"
         features = encode_images(images, encoder, progress=lambda done, total: display.update(encoding, done, total))
@@ -83,8 +84,10 @@ def select(
     print(f"Fill in the label column, then: finessl quick {shlex.quote(data)} --labels {shlex.quote(str(out))}")
 
 
-def open_images(data: str, root: str | None, labels: str | None) -> tuple[Images, np.ndarray, list[str], list[str]]:
-    """Images, labels (−1: none), classes and notes. A folder needs no labels at all."""
+def open_images(
+    data: str, root: str | None, options: Mapping[str, Any]
+) -> tuple[Images, np.ndarray, list[str], list[str]]:
+    """Images, labels (−1: none), classes and notes. A folder needs no labels at all.   options: of the source."""
     import numpy as np
 
     from finessl.data.folder_index import natural
@@ -92,14 +95,13 @@ def open_images(data: str, root: str | None, labels: str | None) -> tuple[Images
     from finessl.data.sources.folder import open_pile
 
     kind, path = recognise(data, root)
-    if kind == "folder" and path is not None:
-        images, named, _ = open_pile(Path(path), labels)
+    if kind == "folder" and path is not None and set(options) <= {"labels"}:
+        images, named, _ = open_pile(Path(path), options.get("labels"))
         classes = sorted(set(named.values()), key=natural)
         number = {name: k for k, name in enumerate(classes)} | {"": -1}
         ids = np.array([number[named.get(images.key(i), "")] for i in range(len(images))], np.int64)
         return images, ids, classes, []
-    options: dict[str, Any] = {"labels": labels} if labels else {}  # refused where a source takes none
-    dataset = open_dataset(data, root=root, **options)
+    dataset = open_dataset(data, root=root, **options)  # refuses options that the source does not take
     if dataset.given is None:
         ids = np.full(len(dataset.train), -1)
         return dataset.train, ids, dataset.classes, [f"{dataset.name} has a label for every image: they are not used."]

@@ -60,11 +60,14 @@ def split(
 
 
 def show_split(made: Any, dataset: Any) -> None:
+    import numpy as np
     from rich.table import Table
 
     from finessl.runtime.terminal import console
 
     labeled, unlabeled, other = made.counts(dataset)
+    both = np.intersect1d(made.labeled, made.unlabeled)  # their labels are known: not counted as unlabeled here
+    unlabeled = unlabeled - np.bincount(made.labels(dataset)[both], minlength=len(made.classes))
     positions, test_labels = made.test(dataset)
     tested = [int((test_labels == k).sum()) for k in range(len(made.classes))]
     settings = ", ".join(f"{name} {value}" for name, value in made.settings.items() if value is not None)
@@ -83,5 +86,7 @@ def show_split(made: Any, dataset: Any) -> None:
     if other:
         table.add_row("(none of them, or unknown)", "", f"{other:,}", "")
     table.add_section()
-    table.add_row("all", f"{labeled.sum():,}", f"{len(made.unlabeled):,}", f"{len(positions):,}")
+    table.add_row("all", f"{labeled.sum():,}", f"{len(made.unlabeled) - len(both):,}", f"{len(positions):,}")
     console().print(table)
+    if len(both):
+        console().print("The labeled images are also used without their labels.")

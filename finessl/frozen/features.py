@@ -5,6 +5,7 @@ another split of the same images, costs nothing; a file that changed is encoded 
 
 CACHE/features/<encoder>/rows.f16       float16 rows, in the order in which they were computed
 CACHE/features/<encoder>/chunks.jsonl   one line per chunk: its first row, its images' digests, the checksum of its rows
+CACHE/features/<encoder>/broken.jsonl   images that cannot be read, and why
 CACHE/features/<encoder>/encoder.json   backbone and preprocessing, for the reader
 
 Rows reach the disk before the line that names them, and a chunk whose checksum does not hold is ignored: a killed
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import PIL
 import torch
 from torch import Tensor
 
@@ -77,7 +79,10 @@ def encode_images(
     with locked(folder):  # a second process waits, and then finds the rows of the first
         store = FeatureStore(folder, encoder.backbone.dim, encoder.description())
         place = store.find(keys)
-        readable = np.asarray(keys.any(1))
+        readable, known = np.asarray(keys.any(1)), store.broken()
+        if known:  # found broken before
+            failures += [(i, known[key]) for i, key in enumerate(map(bytes, keys)) if key in known]
+            readable[[i for i, _ in failures]] = False
         _, first = np.unique(as_text(keys), return_index=True)  # equal images are encoded once
         todo = np.sort(first[(place[first] < 0) & readable[first]])
         if progress and len(todo):
@@ -85,6 +90,7 @@ def encode_images(
         done = 0
         for positions, rows, broken in encoder.encode(images, todo):
             store.append(keys[positions], rows)
+            store.add_broken({keys[i].tobytes(): reason for i, reason in broken})
             failures += broken
             done += len(positions) + len(broken)
             if progress:
@@ -282,6 +288,23 @@ class FeatureStore:
             raise cannot_write(self.folder, error) from error
         self.added.append((keys, np.arange(self.end, self.end + len(keys))))
         self.end += len(keys)
+
+    def broken(self) -> dict[bytes, str]:
+        """Digest → reason, of images that this version of Pillow could not read."""
+        found: dict[bytes, str] = {}
+        with contextlib.suppress(OSError):
+            for line in (self.folder / "broken.jsonl").read_bytes().splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                    entry = json.loads(line)
+                    if entry["pillow"] == PIL.__version__:
+                        found[bytes.fromhex(entry["key"])] = str(entry["reason"])
+        return found
+
+    def add_broken(self, reasons: dict[bytes, str]) -> None:
+        """Remember images that cannot be read. A line that is not written costs another try."""
+        lines = [{"key": key.hex(), "pillow": PIL.__version__, "reason": reason} for key, reason in reasons.items()]
+        with contextlib.suppress(OSError), open(self.folder / "broken.jsonl", "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
 
     def gather(self, places: np.ndarray) -> np.ndarray:
         """float16 [n, dim]: these rows, without a copy where they are neighbours on disk; zero for −1."""

@@ -37,6 +37,8 @@ def probe(
     data: str,
     *,
     root: str | None = None,
+    path_column: str | None = None,
+    label_column: str | None = None,
     backbone: str = "embedded",
     weights: str | None = None,
     image_size: int | None = None,
@@ -48,7 +50,8 @@ def probe(
     progress: Progress = lambda label, done, total: None,
 ) -> Probe:
     """The bank of the neighbours and the probe's training set are all training images whose labels are known."""
-    dataset = open_dataset(data, root=root)
+    columns = {"path_column": path_column, "label_column": label_column}
+    dataset = open_dataset(data, root=root, **{name: value for name, value in columns.items() if value is not None})
     if dataset.test is None or dataset.test_labels is None:
         raise FinesslError(f"{data} has no test images; a probe needs train and test.")
     model = create_backbone(backbone, weights=weights, image_size=image_size)

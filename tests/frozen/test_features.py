@@ -119,6 +119,19 @@ def test_broken_images_are_named_and_do_not_stop_the_others(tmp_path: Path) -> N
     assert not found.rows[[1, 3, 4]].any() and found.rows[[0, 2, 5]].any(1).all()
 
 
+def test_broken_images_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "photos"
+    folder(root)
+    (root / "1.png").write_bytes(b"no image")
+    images = FileImages(root, PathTable.of([f"{i}.png" for i in range(6)], [0] * 6))
+    first = encode(images)
+    assert first.encoded == 6
+    again = encode(images)
+    assert again.encoded == 0 and again.failures == first.failures
+    monkeypatch.setattr("PIL.__version__", "0.1")  # another version may read it
+    assert encode(images).encoded == 1
+
+
 def test_a_kill_costs_one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "CHUNK", 2)
     monkeypatch.setattr(features, "BATCH", {"cpu": 2})

@@ -161,3 +161,15 @@ def test_nothing_left_to_choose_is_one_sentence(tmp_path: Path, shapes: Path) ->
         app(["select", str(tmp_path / "photos"), "--backbone", "embedded", "--out", str(tmp_path / "list.csv")],
             standalone_mode=False)  # fmt: skip
     assert not (tmp_path / "list.csv").exists()
+
+
+@pytest.mark.parametrize("verb", ["select", "probe"])
+def test_columns_of_a_table_have_any_name(verb: str, shapes: Path, tmp_path: Path) -> None:
+    files = sorted(shapes.rglob("*.png"))
+    lines = [f"{path},{path.parent.name},{path.parent.parent.name}" for path in files]
+    (tmp_path / "t.csv").write_text("\n".join(["file,kind,split", *lines]))
+    words = [verb, str(tmp_path / "t.csv"), "--backbone", "embedded", "--device", "cpu"]
+    words += ["-k", "2", "--out", str(tmp_path / "o.csv")] if verb == "select" else []
+    app([*words, "--path-column", "file", "--label-column", "kind"], standalone_mode=False)
+    with pytest.raises(FinesslError, match="path"):
+        app(words, standalone_mode=False)

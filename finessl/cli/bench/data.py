@@ -11,7 +11,7 @@ from finessl.cli.options import Device, Fields, Json, recipe_options
 
 
 @bench.command()
-@recipe_options("root", "batch_size", "strong_views")
+@recipe_options("root", "path_column", "label_column", "batch_size", "strong_views")
 def data(
     *,
     data: Annotated[str, typer.Argument(help="Folder or table of images; 'synthetic' writes JPEGs of 500×375.")] = (
@@ -30,7 +30,7 @@ def data(
 
     recipe = bench_recipe(fields)
     rows = bench_data(
-        data, resolve_device(device), root=recipe.data.root, images=images, size=size, repeats=repeats,
-        batch=recipe.train.batch_size, strong_views=recipe.data.strong_views,
+        data, resolve_device(device), root=recipe.data.root, options=recipe.source.options, images=images, size=size,
+        repeats=repeats, batch=recipe.train.batch_size, strong_views=recipe.data.strong_views,
     )  # fmt: skip
     print_rates(rows, json_)

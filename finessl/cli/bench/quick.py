@@ -11,7 +11,7 @@ from finessl.cli.options import Device, Fields, Texts, recipe_options
 
 
 @bench.command("quick", no_args_is_help=True)
-@recipe_options("root", "precision")
+@recipe_options("root", "path_column", "label_column", "precision")
 def quick_(
     *,
     data: Annotated[str, typer.Argument(help="Data with a label for every image, and test images.")],
@@ -43,7 +43,7 @@ def quick_(
     for name, file in candidate_backbones(backbone, named_files(weights or [])):
         with Display() as display:
             rows = measure(
-                open_dataset(data, root=recipe.data.root),
+                open_dataset(data, root=recipe.data.root, **recipe.source.options),
                 name,
                 file,
                 labels=counts,
