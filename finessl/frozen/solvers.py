@@ -33,7 +33,7 @@ ANCHOR = 5.0  # images that the labeled mean counts as, in the mean of a class
 PRIOR = 1.0  # strength of the pull of the class shares towards even ones
 OUTER, INNER = 5, 2  # more change little
 BLOCK = 1 << 15  # rows per product
-LARGEST = 1 << 25  # numbers per array of conjugate gradients
+WIDTH = 32  # columns that conjugate gradients solve at a time: rows of two cache lines
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def propagate(graph: Graph, y: Tensor, classes: int) -> Tensor:
 
     Solves (I − α D^(−1/2) W D^(−1/2)) Z = Y, with each class's column of Y divided by its number of labels.
     """
-    return shares(solve_graph(graph, label_columns(y, classes)))
+    return shares(graph.by_image(solve_graph(graph, label_columns(graph.by_row(y), classes))))
 
 
 def label_columns(y: Tensor, classes: int) -> Tensor:
@@ -122,10 +122,13 @@ def label_columns(y: Tensor, classes: int) -> Tensor:
 
 
 def solve_graph(graph: Graph, columns: Tensor, alpha: float = ALPHA) -> Tensor:
-    """(I − αS)⁻¹ · columns by conjugate gradients, as many columns at once as fit in a little memory."""
+    """(I − αS)⁻¹ · columns [n, c], in the order of the graph's rows: conjugate gradients, a few columns at a time."""
     weights = graph.normalised()
-    width = max(LARGEST // len(graph), 1)
-    return torch.cat([conjugate_gradients(graph, weights, part, alpha) for part in columns.split(width, dim=1)], 1)
+    solved = torch.empty_like(columns)
+    for start in range(0, columns.shape[1], WIDTH):
+        part = columns[:, start : start + WIDTH].contiguous()
+        solved[:, start : start + WIDTH] = conjugate_gradients(graph, weights, part, alpha)
+    return solved
 
 
 def conjugate_gradients(graph: Graph, weights: Tensor, columns: Tensor, alpha: float) -> Tensor:

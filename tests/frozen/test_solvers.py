@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from finessl.frozen import solvers
+from finessl.frozen import neighbours, solvers
 from finessl.frozen.neighbours import Graph, build_graph, exact_neighbours, listed_neighbours
 
 spec = importlib.util.spec_from_file_location("frozen_reference", Path(__file__).parent / "reference.py")
@@ -148,13 +148,32 @@ def test_ridge_by_hand() -> None:
 # ---- large sets -----------------------------------------------------------------------------------------------------
 
 
-def test_inverted_lists_find_the_nearest_in_clustered_features() -> None:
+def clustered() -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(40, 16, generator=generator)
     x = centres.repeat_interleave(50, 0) + 0.3 * torch.randn(2000, 16, generator=generator)
-    x = torch.nn.functional.normalize(x, dim=1)
+    return torch.nn.functional.normalize(x, dim=1)
+
+
+def test_order_of_a_large_graph_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = clustered(), torch.full((2000,), -1)
+    y[::50] = torch.arange(40) % 5
+    monkeypatch.setattr(neighbours, "EXACT", 1000)
+    monkeypatch.setattr(neighbours, "PROBES", 10**6)  # all cells: exact
+    large = build_graph(x)
+    monkeypatch.setattr(neighbours, "EXACT", 2000)
+    small = build_graph(x)
+    assert large.order is not None and small.order is None and not torch.equal(large.order, torch.arange(2000))
+    assert_close(solvers.propagate(large, y, 5), solvers.propagate(small, y, 5), atol=1e-4, rtol=0)
+    assert_close(solvers.em(x, large, y, 5), solvers.em(x, small, y, 5), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("many", [1000, 5])  # 5: cells are grouped
+def test_inverted_lists_find_the_nearest_in_clustered_features(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "MANY", many)
+    x = clustered()
     _, exact = exact_neighbours(x, 10)
-    values, listed = listed_neighbours(x, 10, cell=50)
+    values, listed, _ = listed_neighbours(x, 10, cell=50)
     found = (exact[:, :, None] == listed[:, None, :]).any(2).float().mean()
     assert found > 0.95
     assert_close(values, (x[:, None] * x[listed]).sum(2), atol=1e-5, rtol=0)
