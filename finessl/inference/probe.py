@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ def probe(
     progress: Progress = lambda label, done, total: None,
 ) -> Probe:
     """The bank of the neighbours and the probe's training set are all training images whose labels are known."""
-    columns = {"path_column": path_column, "label_column": label_column}
+    columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column}
     dataset = open_dataset(data, root=root, **{name: value for name, value in columns.items() if value is not None})
     if dataset.test is None or dataset.test_labels is None:
         raise FinesslError(f"{data} has no test images; a probe needs train and test.")

@@ -42,7 +42,7 @@ RESERVE = 0.1  # share of the budget for what is not counted: start-up, checkpoi
 COMPILING = 60.0  # seconds that a GPU's first steps take
 QUICK_SHARE = 0.5  # of the budget, at most, for encoding every image once
 LONGEST = 5000  # steps: more add little on a few thousand images (docs/results.md)
-FEWEST = {"tuned": 150, "cached": 500}  # steps below which the frozen answer is the better one (docs/results.md)
+FEWEST = {"tuned": 150, "cached": 500}  # steps below which training is not worth its time
 DRAWS = 2  # views of each kind whose features are kept
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 SHORT_RUN = {"head.init": "class-mean", "method.pace_reset": "never"}  # a short run cannot begin with random heads
@@ -222,15 +222,14 @@ def time_ways(
 def wishes(depth: int, device: torch.device) -> list[tuple[str, str, dict[str, Any]]]:
     """(title, kind, fields) in order of preference. depth: blocks of a transformer, 0 for another backbone."""
     batch = {"train.batch_size": 32 if device.type == "cuda" else 8}
-    cached = {"tuning.name": "linear", "train.cache_features": DRAWS, "train.batch_size": 32}
-    found: list[tuple[str, str, dict[str, Any]]] = []
-    if depth:
-        tuned = {"tuning.name": "adaptformer", **batch}
-        part = max(depth // 3, 1)
-        found.append(("AdaptFormer in all blocks", "tuned", tuned))
-        if device.type != "cuda":
-            found.append((f"AdaptFormer in the last {part} blocks", "tuned", {**tuned, "tuning.layers": part}))
-    return [*found, ("a linear head on kept features", "cached", cached)]
+    if not depth:
+        kept = {"tuning.name": "linear", "train.cache_features": DRAWS, "train.batch_size": 32}
+        return [("a linear head on kept features", "cached", kept)]
+    tuned, part = {"tuning.name": "adaptformer", **batch}, max(depth // 3, 1)
+    found = [("AdaptFormer in all blocks", "tuned", tuned)]
+    if device.type != "cuda":
+        found.append((f"AdaptFormer in the last {part} blocks", "tuned", {**tuned, "tuning.layers": part}))
+    return found
 
 
 def depth_of(chosen: Mapping[str, Any]) -> int:
