@@ -4,7 +4,7 @@
     finessl audit RUN --answers audit.csv         accuracy with its 95 % interval, from the filled-in label column
 
 RUN/audit.json holds the result: figures, and for every judged image its class, the classifier's answer and confidence.
-The answers are no training labels; the figure stands only for the classifier that was audited.
+The answers are not used as training labels. The result holds only for the classifier that was audited.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ Say = Callable[..., None]
 
 
 def encode_parts(images: FileImages, encoder: FrozenEncoder, folder: Path, say: Say) -> Iterator[dict[str, str]]:
-    """Files with ids, features and broken images of each part. Images are taken in random order: a part stands for all."""
+    """Files with ids, features and broken images of each part. Images are in random order: a part represents all."""
     total, fresh = len(images), 0
     order = np.random.default_rng(0).permutation(total)
     for size in part_sizes(total):
@@ -94,7 +94,7 @@ def main() -> None:
         os._exit(1)
     except FinesslError as error:
         say(error=str(error))
-    except Exception as error:  # whatever it is, the page should show it
+    except Exception as error:  # the page shows every error
         say(error=f"{type(error).__name__}: {error}")
 
 

@@ -1,7 +1,7 @@
 """Features of all images, encoded by a process in the background, usable from the first few hundred on.
 
 Images are encoded in random order in growing parts (256, 1,024, …, all): a part that is complete can be searched and
-classified, and stands for the whole set. Features are kept in finessl's cache, so a second start takes seconds.
+classified, and represents the whole set. Features are kept in finessl's cache, so a second start takes seconds.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Project:
 
 
 def open_project(data: str | Path, out: Path | None = None, run: Path | None = None) -> Project:
-    """data: a folder or table of images, or a run directory, which stands for its data."""
+    """data: a folder or table of images, or a run directory, whose data is used."""
     if (Path(data) / "recipe.toml").is_file():
         run = Path(data)
         recipe = RunDirectory(run).recipe()
@@ -87,7 +87,7 @@ def open_folder(path: Path) -> tuple[FileImages, dict[str, str], list[str]]:
     notes = [f"{len(left):,} files are left out; finessl inspect says why."] if left else []
     if not named:
         index = read_index(path)
-        if any(folder.split("/")[0] in UNLABELED for folder in index.folders):  # <class>/… are labels beside unlabeled/
+        if any(folder.split("/")[0] in UNLABELED for folder in index.folders):  # <class>/… are labels next to unlabeled/
             named = class_labels(index)
     return images, named, notes
 
