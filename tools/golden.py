@@ -67,7 +67,7 @@ def report_text(page: Path) -> str:
     """Words and numbers of a report, without markup, durations, digests and dates."""
     text = re.sub(r"<(style|script|svg)\b.*?</\1>", " ", page.read_text(encoding="utf-8"), flags=re.S)
     text = html.unescape(re.sub(r"<[^>]*>", " ", text))
-    text = re.sub(r"\d+(\.\d+)? ?(s|seconds|min|minutes)\b|\b[0-9a-f]{7,64}\+?\b|\d{4}-\d\d-\d\d\S*", "#", text)
+    text = re.sub(r"\d+(\.\d+)? ?(s|seconds|min|minutes)\b|\b[0-9a-f]{7,64}\b\+?|\d{4}-\d\d-\d\d\S*", "#", text)
     return re.sub(r"#( #)+", "#", re.sub(r"\s+", " ", text))  # 65 s, 1 min 5 s
 
 
