@@ -232,6 +232,7 @@ function suggestionsNeed() {
   if (features.error) return `no suggestions: ${features.error}`;
   if (!classes().length) return "type a class name and press Enter";
   if (labels < 2) return "suggestions begin after the first labels";
+  if (features.done < features.total) return "suggestions come once the images are encoded";
   return "no suggestion yet";
 }
 

@@ -25,7 +25,7 @@ class TrainScreen {
     const state = /** @type {import("./state.js").State} */ (store.state);
     const training = state.training;
     const ready = state.classes.filter((one) => one.labels > 0).length >= 2;
-    const shape = JSON.stringify([training.state, training.plan, ready, training.message]);
+    const shape = JSON.stringify([training.state, training.plan, ready, training.state === "running" || training.message]);
     if (shape !== this.shape) {
       this.shape = shape; // the buttons are drawn again only when they change: a click must not miss them
       this.drawHead(training, ready, state);
@@ -41,11 +41,11 @@ class TrainScreen {
     const about = { idle: "Fine-tuning adapts the backbone to these images, labeled and unlabeled. It runs beside your labeling.", running: "You can go on labeling, or close this page: it runs on.", stopped: "Nothing is lost: it resumes where it stopped.", finished: "Its suggestions are in Sort and Review; an audit measures it.", failed: "" }[training.state];
     const plan = training.plan;
     replace(this.head, h("header", { class: "page-head" }, h("p", { class: "eyebrow" }, "Train"), h("h1", {}, title), about && h("p", { class: "quiet" }, about)),
-      training.state !== "idle" && training.message && h("p", { class: training.state === "failed" ? "callout problem" : "callout" }, training.message),
+      ["stopped", "finished", "failed"].includes(training.state) && training.message && h("p", { class: training.state === "failed" ? "callout problem" : "callout" }, training.message),
       !ready && training.state === "idle"
         ? empty("Two classes with labels are needed", `There ${state.labels === 1 ? "is" : "are"} ${plural(state.labels, "label")} so far. One label of each class is enough to begin; four or more do much better.`, h("a", { class: "button primary", href: "#label" }, "Label"))
         : plan && h("dl", { class: "facts" },
-          fact("backbone", plan.backbone), fact("tuning", plan.tuning), fact("steps", count(plan.steps)), fact("expected time", plan.seconds ? `about ${duration(plan.seconds)}` : "not known yet"),
+          fact("backbone", plan.backbone), plan.tuning && fact("tuning", plan.tuning), fact("steps", plan.steps ? count(plan.steps) : "chosen to fit the time"), fact(plan.steps ? "expected time" : "time", plan.seconds ? `about ${duration(plan.seconds)}` : "not known yet"),
           training.state === "idle" && fact("labels", count(state.labels)), training.state === "idle" && fact("unlabeled", count(Math.max(0, state.project.images - state.labels - state.none)))),
       ready && plan?.why && h("p", { class: "plan-why" }, h("span", { class: "lead-in" }, "why "), plan.why));
   }
@@ -70,7 +70,8 @@ class TrainScreen {
     if (training.state === "idle") return replace(this.progress);
     const left = training.state === "running" && training.seconds_left ? `, ${duration(training.seconds_left)} left` : "";
     const bar = h("progress", { max: training.steps || 1, value: training.step, "aria-label": "Progress" });
-    replace(this.progress, bar, h("p", { class: "quiet" }, training.state === "running" && !training.step ? "starting: reading the images and the backbone" : training.state === "running" && training.step >= training.steps ? "writing the result" : `step ${count(training.step)} of ${count(training.steps)}${left}`, training.run && h("span", { class: "path" }, training.run)));
+    const running = training.state === "running";
+    replace(this.progress, bar, h("p", { class: "quiet" }, running && !training.step ? training.message || "starting: reading the images and the backbone" : running && training.step >= training.steps ? "writing the result" : `step ${count(training.step)} of ${count(training.steps)}${left}`, training.run && h("span", { class: "path" }, training.run)));
   }
 
   /** @param {import("./state.js").Training} training */
