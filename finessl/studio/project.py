@@ -87,7 +87,9 @@ def open_folder(path: Path) -> tuple[FileImages, dict[str, str], list[str]]:
     notes = [f"{len(left):,} files are left out; finessl inspect says why."] if left else []
     if not named:
         index = read_index(path)
-        if any(folder.split("/")[0] in UNLABELED for folder in index.folders):  # <class>/… are labels next to unlabeled/
+        if any(
+            folder.split("/")[0] in UNLABELED for folder in index.folders
+        ):  # <class>/… are labels next to unlabeled/
             named = class_labels(index)
     return images, named, notes
 
