@@ -38,7 +38,7 @@ class TrainScreen {
   /** @param {import("./state.js").Training} training @param {boolean} ready @param {import("./state.js").State} state */
   drawHead(training, ready, state) {
     const title = { idle: "Train a classifier", running: "Training", stopped: "Stopped", finished: "Trained", failed: "Training failed" }[training.state] ?? training.state;
-    const about = { idle: "Fine-tuning adapts the backbone to these images, labeled and unlabeled. It runs beside your labeling.", running: "You can go on labeling, or close this page: it runs on.", stopped: "Nothing is lost: it resumes where it stopped.", finished: "Its suggestions are in Sort and Review; an audit measures it.", failed: "" }[training.state];
+    const about = { idle: "Fine-tuning adapts the backbone to these images, labeled and unlabeled. It runs while you label.", running: "You can go on labeling, or close this page: it runs on.", stopped: "Nothing is lost: it resumes where it stopped.", finished: "Its suggestions are in Sort and Review; an audit measures it.", failed: "" }[training.state];
     const plan = training.plan;
     replace(this.head, h("header", { class: "page-head" }, h("p", { class: "eyebrow" }, "Train"), h("h1", {}, title), about && h("p", { class: "quiet" }, about)),
       ["stopped", "finished", "failed"].includes(training.state) && training.message && h("p", { class: training.state === "failed" ? "callout problem" : "callout" }, training.message),
