@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -110,6 +111,7 @@ class Encoding:
             if len(parts["ids"]) < 2:
                 return
             encoded = Encoded.of(np.array(parts["ids"]), parts["rows"], self.total, np.array(parts["broken"]))
+            release(parts["rows"])
             if len(encoded.ids) > LINKED // 4:
                 publish(encoded)  # before its graph is there
             if len(encoded.ids) <= LINKED:
@@ -119,3 +121,9 @@ class Encoding:
             self.started = time.monotonic()
         for name, value in message.items():
             setattr(self, name, value)
+
+
+def release(rows: np.ndarray) -> None:
+    """Give back the memory of a mapped file; what is read again comes from the disk."""
+    if isinstance(rows, np.memmap) and hasattr(mmap, "MADV_DONTNEED"):
+        rows._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]

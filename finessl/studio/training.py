@@ -16,16 +16,17 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from filelock import FileLock, Timeout
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from finessl.data.dataset import readable
 from finessl.errors import FinesslError
 from finessl.runs.directory import RunDirectory
-from finessl.runtime.files import read_json, write_atomically, write_json, writing
+from finessl.runtime.files import DamagedFile, read_json, write_atomically, write_json, writing
 from finessl.studio.events import Labels
 from finessl.studio.features import Encoding
 from finessl.studio.project import Project, labels_csv, training_table
@@ -44,12 +45,12 @@ class Plan(TypedDict):
 
 
 class Started(TypedDict):
-    """training.json."""
+    """training.json. It may come from a stranger: it holds no path and no command, only what makes one."""
 
-    run: str
-    pid: int
-    command: list[str]
+    number: Annotated[int, Field(ge=1, le=10**6)]
+    pid: Annotated[int, Field(ge=2)]
     plan: Plan
+    batch_size: Annotated[int, Field(ge=1, le=1024)]
     asked_to_stop: bool
 
 
@@ -65,13 +66,17 @@ class Trainer:
     # ---- what there is ----------------------------------------------------------------------------------------------
 
     def started(self) -> Started | None:
-        return read_json(self.file, Started) if self.file.is_file() else None
+        """The last training; None where there is none, or its file is damaged (the runs are all there)."""
+        try:
+            return read_json(self.file, Started) if self.file.is_file() else None
+        except DamagedFile:
+            return None
 
     def run(self) -> Path | None:
         """A finished run: the last one trained here, or the one that the studio was opened with."""
         started = self.started()
-        if started is not None and RunDirectory(started["run"]).finished():
-            return Path(started["run"])
+        if started is not None and self.directory(started).finished():
+            return self.directory(started).path
         return self.project.run
 
     def alive(self, started: Started) -> bool:
@@ -81,7 +86,7 @@ class Trainer:
             os.kill(started["pid"], 0)
         except OSError:
             return False
-        lock = RunDirectory(started["run"]).lock_file  # the number may be another process by now
+        lock = self.directory(started).lock_file  # the number may be another process by now
         if not lock.exists():
             return False
         try:
@@ -97,7 +102,7 @@ class Trainer:
                 "state": "idle", "plan": self.plan(), "step": 0, "steps": 0, "seconds_left": None,
                 "curves": {}, "run": None, "message": self.obstacle() or "",
             }  # fmt: skip
-        run = RunDirectory(started["run"])
+        run = self.directory(started)
         curves, step = self.curves(run)
         plan = carried_out(run, started["plan"])
         steps = plan["steps"]
@@ -181,63 +186,55 @@ class Trainer:
                 raise FinesslError("a training is running; stop it first.")
             if reason := self.obstacle():
                 raise FinesslError(reason)
-            plan = self.plan(budget, steps)
             with writing(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
-            number = 1 + max((int(p.stem) for p in self.folder.iterdir() if p.stem.isdecimal()), default=0)
-            run = self.folder / f"{number:03}"
-            labels = self.folder / f"{number:03}.csv"
-            data = [str(self.project.data), "--labels", str(labels)]
-            with writing(labels):
-                if self.project.is_table:
-                    data = [str(labels)]
-                    write_atomically(labels, training_table(self.labels))
-                else:
-                    write_atomically(labels, labels_csv(self.labels))
-            command = [
-                "train",
-                *data,
-                "--out",
-                str(run),
-                "--checkpoint-seconds",
-                "30",
-                "--device",
-                self.encoding.device,
-            ]
-            weights = self.encoding.weights
-            if plan["steps"]:
-                command += ["--backbone", plan["backbone"], "--tuning", plan["tuning"], "--steps", str(plan["steps"])]
-                command += ["--batch-size", str(self.batch_size()), "--head-init", "class-mean"]
-                command += ["--weights", weights] if weights else []
-            else:
-                command += ["--budget", f"{plan['seconds']:.0f}s"]
-                files = ",".join(f"{name}={file}" for name, file in self.encoding.files.items())
-                command += ["--weights", files] if files else []
-            self.launch(run, command, plan)
+                number = 1 + max((int(p.stem) for p in self.folder.iterdir() if p.stem.isdecimal()), default=0)
+                text = training_table(self.labels) if self.project.is_table else labels_csv(self.labels)
+                write_atomically(self.folder / f"{number:03}.csv", text)
+            plan = self.plan(budget, steps)
+            size = self.batch_size()
+            self.launch({"number": number, "pid": 2, "plan": plan, "batch_size": size, "asked_to_stop": False})
 
     def resume(self) -> None:
         with self.lock:
             started = self.started()
             if started is None:
                 raise FinesslError("there is no training to resume.")
-            if self.alive(started) or RunDirectory(started["run"]).finished():
+            if self.alive(started) or self.directory(started).finished():
                 raise FinesslError("the training runs already, or is finished.")
-            self.launch(Path(started["run"]), started["command"], started["plan"])
+            self.launch(started)
 
-    def launch(self, run: Path, command: list[str], plan: Plan) -> None:
-        with writing(self.folder), open(log_of(run), "ab") as log:
+    def directory(self, started: Started) -> RunDirectory:
+        return RunDirectory(self.folder / f"{started['number']:03}")
+
+    def command(self, started: Started) -> list[str]:
+        """The words after `finessl`."""
+        run, plan, encoding = self.directory(started).path, started["plan"], self.encoding
+        labels = str(run.with_name(f"{run.name}.csv"))
+        data = [labels] if self.project.is_table else [str(self.project.data), f"--labels={labels}"]
+        words = ["train", *data, f"--out={run}", "--checkpoint-seconds=30", f"--device={encoding.device}"]
+        files = encoding.files
+        if plan["steps"]:
+            weights = files.get(plan["backbone"])
+            words += [f"--backbone={plan['backbone']}", f"--tuning={plan['tuning']}", f"--steps={plan['steps']}"]
+            words += [f"--batch-size={started['batch_size']}", "--head-init=class-mean"]
+            words += [f"--weights={weights}"] if weights else []
+        else:
+            words += [f"--budget={plan['seconds']:.0f}s"]
+            words += ["--weights=" + ",".join(f"{name}={file}" for name, file in files.items())] if files else []
+        return words
+
+    def launch(self, started: Started) -> None:
+        with writing(self.folder), open(log_of(self.directory(started).path), "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "finessl", *command],
+                [sys.executable, "-m", "finessl", *self.command(started)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # a Ctrl-C in the studio's terminal is not for it
                 env=os.environ | {"COLUMNS": "1000"},  # one sentence per line of the log
             )
-            content: Started = {
-                "run": str(run), "pid": self.process.pid, "command": command, "plan": plan, "asked_to_stop": False
-            }  # fmt: skip
-            write_json(self.file, content)
+            write_json(self.file, {**started, "pid": self.process.pid, "asked_to_stop": False})
 
     def stop(self) -> None:
         with self.lock:
@@ -253,7 +250,7 @@ class Trainer:
 
     def command_line(self) -> str | None:
         started = self.started()
-        return None if started is None else shlex.join(["finessl", *started["command"]])
+        return None if started is None else shlex.join(["finessl", *self.command(started)])
 
 
 def carried_out(run: RunDirectory, plan: Plan) -> Plan:

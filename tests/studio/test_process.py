@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import random
 import signal
 import subprocess
@@ -19,7 +20,6 @@ from finessl.studio.events import UNLABELED, Labels
 from finessl.studio.project import held, open_project
 from finessl.studio.session import Studio
 from finessl.studio.trained import read_trained, start_predicting
-from finessl.studio.training import RunDirectory
 
 
 def test_kill_at_random_points_loses_nothing(photos, tmp_path):
@@ -92,8 +92,7 @@ def test_training_outlives_the_studio_and_resumes(photos, tmp_path):
             studio.trainer.start()
         studio.trainer.stop()
         assert wait_for(lambda: studio.trainer.state()["state"] == "stopped", 60)
-        started = json.loads(studio.trainer.file.read_text())
-        assert (RunDirectory(started["run"]).checkpoints).exists()
+        assert (tmp_path / "state" / "runs" / "001" / "checkpoints").exists()
         studio.trainer.resume()
         assert studio.trainer.state()["state"] == "running"
         assert studio.trainer.process is not None
@@ -174,3 +173,17 @@ def test_a_finished_run_is_opened_and_asked(photos, tmp_path, monkeypatch):
         assert studio.exports.view()["commands"]["predict"].startswith(f"finessl predict {run}")
         assert studio.audit.predictions() is not None
         studio.close()
+
+
+def test_a_strangers_training_file_runs_nothing(client):
+    """The state may come from somebody else: it names neither a program nor a process that is not ours."""
+    trainer = client.studio.trainer
+    trainer.folder.mkdir(parents=True, exist_ok=True)
+    plan = {"backbone": "--plugin=evil.py", "tuning": "x", "steps": 3, "seconds": None, "why": ""}
+    started = {"number": 1, "pid": os.getpid(), "plan": plan, "batch_size": 4, "asked_to_stop": False}
+    trainer.file.write_text(json.dumps(started))
+    assert client.get("/api/train")["state"] == "failed"
+    assert "--plugin" not in [word.partition("=")[0] for word in trainer.command(trainer.started())]
+    assert "no training" in client.post("/api/train", {"action": "stop"}, status=400)["error"]
+    trainer.file.write_text(json.dumps({**started, "number": -1}))
+    assert client.get("/api/train")["state"] == "idle"
