@@ -40,6 +40,7 @@ from finessl.training.evaluator import Evaluator
 from finessl.training.experiment import prepare
 from finessl.training.feature_cache import CachedLoader
 from finessl.training.messages import announcement, not_finite, out_of_memory_remedy, progress_note, stopped
+from finessl.training.prior import frozen_prior
 from finessl.training.results import Results, write_results
 from finessl.training.settings import Settings, check_out, check_step_fits, diagnostics_interval, evaluation_interval
 from finessl.training.step import TrainingStep, all_finite, lr_factor
@@ -91,6 +92,7 @@ class Training:
         world.wait()
         network, self.optimizer = experiment.network, experiment.optimizer()
         eager = TrainingStep(network, experiment.method, self.optimizer, train, device, precision, world)
+        eager.prior = frozen_prior(experiment, precision, display.update)
         self.training_step = accelerate(eager, compile=settings.compile, steps=train.steps)
         self.evaluator = Evaluator(experiment, make_forward(self.training_step), precision, display.update)
         self.loader = experiment.loader(world, DTYPES[precision])

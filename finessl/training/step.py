@@ -16,6 +16,7 @@ from finessl.recipe import TrainRecipe
 from finessl.runtime.distributed import Processes
 from finessl.runtime.precision import autocast
 from finessl.training.batch_norm import synchronise_batch_norm
+from finessl.training.prior import Prior
 
 
 def lr_factor(train: TrainRecipe, step: int, phase: tuple[int, int] | None = None) -> float:
@@ -68,6 +69,7 @@ class TrainingStep:
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.side_stream: torch.cuda.Stream | None = None  # for the weak views, where both passes can run concurrently
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        self.prior: Prior | None = None  # on the pseudo-labels
 
     def __call__(self, step: int, views: Views) -> Result:
         self.schedule(step)
@@ -82,6 +84,8 @@ class TrainingStep:
             else:
                 group["lr"] = group["full_lr"] * factor
         self.method.before_step(step)
+        if self.prior is not None:
+            self.prior.before_step(step)
 
     def compute(self, views: Views) -> Result:
         """What the device does. The operations are the same at every step, so that a CUDA graph can replay them."""
@@ -130,6 +134,8 @@ class TrainingStep:
             None if weak is None else self.gather(weak),
             None if strong is None else self.gather(strong, views.strong_views),
         )
+        if self.prior is not None and outputs.weak is not None and views.index is not None:
+            outputs.weak = self.prior.apply(outputs.weak, views.index)
         return self.method(outputs, Batch(views.labels, views.index))
 
     def backward(self, result: Result) -> None:

@@ -1,0 +1,70 @@
+"""What frozen features say of the unlabeled images, as a prior on their pseudo-labels: `--set train.prior=1`.
+
+Label propagation over the features of the untouched backbone (frozen/) gives soft labels z. In the weak views of step t,
+
+    logits + λ_t log((1 − ε) z + ε/C),   λ_t = max(1 − t / (prior · steps), 0)
+
+take the place of the logits, so that the pseudo-labels of the first steps follow z and those of the last the network.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from finessl.frozen.choose import Pile
+from finessl.frozen.features import FrozenEncoder, encode_images
+from finessl.frozen.solvers import feature_centre, prepare, propagate
+from finessl.methods.base import HeadOutputs
+from finessl.models.backbones import create_backbone
+from finessl.runtime.callbacks import Progress
+
+if TYPE_CHECKING:
+    from finessl.training.experiment import Experiment
+
+FLOOR = 0.1  # ε: no class is excluded
+
+
+class Prior:
+    """log z of the unlabeled images, with the weight that it has now (on the device: a recorded step reads it there)."""
+
+    def __init__(self, soft: Tensor, share: float, steps: int) -> None:
+        self.log = ((1 - FLOOR) * soft + FLOOR / soft.shape[1]).log()
+        self.weight = torch.ones((), device=soft.device)
+        self.steps = share * steps
+
+    def before_step(self, step: int) -> None:
+        self.weight.fill_(max(1 - step / self.steps, 0.0))
+
+    def apply(self, weak: HeadOutputs, index: Tensor) -> HeadOutputs:
+        """index: [m] positions in the unlabeled set."""
+        change = self.weight * self.log[index]
+        return weak._replace(logits=weak.logits + change, aux=None if weak.aux is None else weak.aux + change)
+
+
+def frozen_prior(experiment: Experiment, precision: str, progress: Progress) -> Prior | None:
+    """The prior that the recipe asks for. Features come from the cache where they are kept."""
+    recipe, split, device = experiment.recipe, experiment.split, experiment.device
+    if not recipe.train.prior or experiment.method.weak is None:
+        return None
+    model = recipe.model
+    backbone = create_backbone(
+        model.backbone, weights=model.weights, image_size=recipe.data.image_size, pretrained=model.pretrained,
+        seed=recipe.seed,
+    )  # fmt: skip
+    encoder = FrozenEncoder(backbone, device, "fp32" if precision == "fp32" else "bf16")
+    features = encode_images(
+        experiment.dataset.train, encoder, progress=lambda done, total: progress("encoding images", done, total)
+    )
+    pile = np.union1d(split.labeled, split.unlabeled)
+    rows = features.rows[pile]
+    y = torch.full((len(pile),), -1, device=device)
+    known = np.searchsorted(pile, split.labeled)
+    y[torch.from_numpy(known).to(device)] = torch.from_numpy(experiment.labels).to(device)
+    graph = Pile(prepare(rows, feature_centre(rows).to(device))).graph
+    soft = propagate(graph, y, len(split.classes))
+    wanted = torch.from_numpy(np.searchsorted(pile, split.unlabeled)).to(device)
+    return Prior(soft[wanted], recipe.train.prior, recipe.train.steps)
