@@ -11,7 +11,7 @@ import { className, classOfKey, store, thumbnail } from "./state.js";
 
 const KINDS = [
   ["doubtful", "Doubtful labels", "Labels that the other labels contradict.", "No label looks doubtful."],
-  ["disagree", "Disagreements", "Unlabeled images on which two solvers are sure of different classes.", "The solvers agree."],
+  ["disagree", "Disagreements", "Unlabeled images on which two classifiers are sure of different classes.", "The classifiers agree."],
   ["none", "Of no class", "Images unlike every class.", "Every image looks like one of the classes."],
   ["confused", "Confused pairs", "Two images that look alike and have different labels.", "No two classes are confused."],
 ];
@@ -97,7 +97,7 @@ class ReviewScreen {
   }
 
   draw() {
-    replace(this.tabs, ...KINDS.map((kind) => h("button", { type: "button", "aria-pressed": String(kind === this.kind), onclick: () => void this.open(kind) }, kind[1], kind === this.kind && !this.loading && h("small", {}, count(this.items.length)))));
+    replace(this.tabs, ...KINDS.map((kind) => h("button", { type: "button", "aria-pressed": String(kind === this.kind), title: kind[2], onclick: () => void this.open(kind) }, kind[1], kind === this.kind && !this.loading && h("small", {}, count(this.items.length)))));
     this.tabs.querySelector("[aria-pressed=true]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
     const item = this.current;
     this.pictures.hidden = this.foot.hidden = !item;
