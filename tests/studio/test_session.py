@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
+import json
 import shutil
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from PIL import Image
 
 from finessl.data.sources import open_dataset
 from finessl.studio.events import UNLABELED
+from finessl.studio.server import Server
 from finessl.studio.suggest import KEPT
 from finessl.studio.trained import Trained
 
@@ -203,3 +206,23 @@ def test_export_of_labels_round_trip(learned, photos):
 def test_images_are_never_changed(learned, photos):
     assert len(list(photos.iterdir())) == 45 and learned.studio.project.folder not in photos.parents
     assert np.unique([path.suffix for path in photos.iterdir()]).tolist() == [".jpg"]
+
+
+def test_events_tell_every_tab(learned):
+    """State and training at once, then again when something has changed; not otherwise."""
+    server = Server(learned.studio, learned.access)
+
+    async def listen() -> list[str]:
+        heard, stream = [], server.stream()
+        async for event in stream:
+            heard.append(event)
+            if len(heard) == 2:
+                learned.studio.assign([44], 0, "queue")
+            if len(heard) == 3:
+                server.closing = True
+        return heard
+
+    state, training, again = asyncio.run(asyncio.wait_for(listen(), 20))
+    assert state.startswith("event: state\n") and training.startswith("event: training\n") and state.endswith("\n\n")
+    first, second = (json.loads(event.split("data: ")[1]) for event in (state, again))
+    assert second["labels"] == first["labels"] + 1 and second["version"] > first["version"]
