@@ -31,6 +31,7 @@ def test_finessl_is_ahead_of_supervised(tmp_path: Path) -> None:
 
 
 def test_demo_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FINESSL_CACHE", str(tmp_path / "cache"))
     read = Recipe.read.__func__  # type: ignore[attr-defined]
 
     def short(cls: type[Recipe], file: object = None, overrides: dict | None = None) -> Recipe:
@@ -39,6 +40,7 @@ def test_demo_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(Recipe, "read", classmethod(short))
     app(["demo", "--out", str(tmp_path / "demo"), "--device", "cpu"], standalone_mode=False)
     text = capsys.readouterr().out
+    assert "from frozen features (finessl quick): 6" in text  # per cent
     assert "supervised" in text and "finessl" in text and "demo.png" in text and "report.html" in text
     picture = np.asarray(Image.open(tmp_path / "demo" / "demo.png").convert("L"))
     assert picture.shape[0] > 500 and picture.std() > 10, "a picture with something in it"
