@@ -305,7 +305,7 @@ def describe(answer: Answer) -> str:
     if candidate.held_out is None or candidate.interval is None:
         return f"{text}; no label can be held out."
     low, high = candidate.interval
-    return f"{text}, {candidate.held_out:.0%} of held-out labels ({100 * low:.0f}–{100 * high:.0f} %)."
+    return f"{text}, {100 * candidate.held_out:.0f} % of held-out labels ({100 * low:.0f}–{100 * high:.0f} %)."
 
 
 def machine(device: torch.device) -> str:
