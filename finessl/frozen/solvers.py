@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from finessl.frozen.neighbours import Graph
-from finessl.models.head_init import ridge as solve_ridge
+from finessl.models.ridge import ridge as solve_ridge
 
 ALPHA = 0.95  # share of a label that comes from the neighbours
 TOLERANCE, ITERATIONS = 1e-4, 50  # of conjugate gradients

@@ -13,7 +13,7 @@ import torch
 
 from finessl.data.dataset import Dataset
 from finessl.data.inspection import Suspect
-from finessl.models.head_init import ridge
+from finessl.models.ridge import ridge
 
 FOLDS = 5
 OUTLIER = 3.0  # robust standard deviations

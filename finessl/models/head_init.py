@@ -15,6 +15,7 @@ from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
 from finessl.models.heads import CentredHead, LinearHead, Start
 from finessl.models.network import Network
+from finessl.models.ridge import ridge
 from finessl.models.text import load_text_tower, projection_to, spoken
 from finessl.registry import nearest
 
@@ -77,19 +78,6 @@ def class_mean(features: Tensor, labels: Tensor, classes: int, generator: torch.
     sums = torch.zeros(classes, features.shape[1]).index_add_(0, labels, unit)
     present = torch.bincount(labels, minlength=classes)[:, None] > 0
     return torch.where(present, F.normalize(sums, dim=1), random_rows(classes, features.shape[1], generator))
-
-
-def ridge(x: Tensor, y: Tensor, penalty: float, *, relative: bool = False) -> Tensor:
-    """W [dim, C], the minimum of ‖x·W − y‖² + λ‖W‖².
-
-    x: [n, dim].   y: [n, C].   penalty: λ; with `relative`, in units of the mean squared singular value of x.
-    Solves the smaller system: (xᵀx + λI)⁻¹xᵀy, or for n ≤ dim its dual form xᵀ(xxᵀ + λI)⁻¹y, the usual one with few labels.
-    """
-    dual = len(x) <= x.shape[1]
-    gram = x @ x.T if dual else x.T @ x
-    strength = penalty * gram.diagonal().mean() + 1e-12 if relative else penalty
-    gram = gram + strength * torch.eye(len(gram), dtype=x.dtype, device=x.device)
-    return x.T @ torch.linalg.solve(gram, y) if dual else torch.linalg.solve(gram, x.T @ y)
 
 
 def ridge_probe(

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -187,3 +188,11 @@ def test_a_strangers_training_file_runs_nothing(client):
     assert "no training" in client.post("/api/train", {"action": "stop"}, status=400)["error"]
     trainer.file.write_text(json.dumps({**started, "number": -1}))
     assert client.get("/api/train")["state"] == "idle"
+
+
+def test_the_server_needs_no_backbone():
+    """timm takes 200 MB and seconds; it belongs to the processes that encode, train and predict."""
+    needed = "finessl.studio.server, finessl.studio.solve, finessl.inference.metrics, finessl.analysis.estimate"
+    code = "import sys; import finessl.studio.server; assert 'torch' not in sys.modules; "
+    code += f"import {needed}; assert 'timm' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
