@@ -24,7 +24,7 @@ from finessl.runtime.callbacks import Log
 from finessl.runtime.precision import supports_bf16
 
 OWN = ("fp32", "bf16")
-EXPORTED = ("fp32", "int8")
+EXPORTED = ("fp32", "int8", "int8-dynamic")
 
 
 def bench_export(

@@ -18,7 +18,9 @@ def export(
     format: Annotated[
         str, typer.Option(help="onnx: for ONNX Runtime. pt2: for PyTorch alone. timm: merged weights for timm.")
     ] = "onnx",
-    precision: Annotated[str, typer.Option(help="Numbers of the onnx model: fp32, fp16 or int8.")] = "fp32",
+    precision: Annotated[
+        str, typer.Option(help="Numbers of the onnx model: fp32, fp16, int8 or int8-dynamic.")
+    ] = "fp32",
     opset: Annotated[int | None, typer.Option(help="ONNX opset. [default: 18]", show_default=False)] = None,
     weights: Moved = None,
     plugin: Plugins = None,

@@ -32,7 +32,12 @@ class Gate:
     min_agreement: float
 
 
-GATES = {"fp32": Gate(1e-3, 0.995), "fp16": Gate(float("inf"), 0.99), "int8": Gate(float("inf"), 0.98)}
+GATES = {
+    "fp32": Gate(1e-3, 0.995),
+    "fp16": Gate(float("inf"), 0.99),
+    "int8": Gate(float("inf"), 0.98),
+    "int8-dynamic": Gate(float("inf"), 0.98),
+}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,12 @@ from finessl.inference.onnx_session import open_session, require
 OPSET = 18  # the first with everything that the graphs need; older runtimes can read it
 CALIBRATION_IMAGES = 256
 
+WEIGHTS_IN_INT8: dict[str, Any] = {
+    "op_types_to_quantize": ["MatMul"],  # not the head, a Gemm: it is small and decides between similar classes
+    "per_channel": True,
+    "extra_options": {"MatMulConstBOnly": True},
+}
+
 
 def write(classifier: Classifier, folder: Path, options: Options) -> tuple[Logits, dict[str, Any]]:
     opset = check_opset(options.opset)
@@ -56,6 +62,8 @@ def write(classifier: Classifier, folder: Path, options: Options) -> tuple[Logit
         pixels, source = calibration_images(options.run, size)
         quantize(file, pixels)
         facts["calibration"] = {"images": len(pixels), "source": source}
+    elif options.precision == "int8-dynamic":
+        quantize_dynamically(file)
     copy_script("predict_onnx.py", folder)
     session = open_session(file)
     return lambda batch: session.run(["logits"], {INPUT: batch})[0], facts
@@ -98,10 +106,22 @@ def to_fp16(model: Any) -> Any:
         return convert_float_to_float16(model, keep_io_types=True)
 
 
+def quantize_dynamically(file: Path) -> None:
+    """Products with weights in int8, one scale per output channel; scales of activations are computed for each batch.
+    No image is needed to calibrate them, and they fit the activations more closely than fixed ones."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with preprocessed(file) as prepared:
+        model = onnx.load(str(prepared))
+        del model.graph.value_info[:]  # shapes from the trace with the example batch, which the quantizer rejects
+        onnx.save(model, str(prepared))
+        quantize_dynamic(str(prepared), str(file), weight_type=QuantType.QInt8, **WEIGHTS_IN_INT8)
+
+
 def quantize(file: Path, pixels: np.ndarray) -> None:
     """Products with weights in int8, one scale per output channel; scales of activations from `pixels`."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
@@ -111,20 +131,27 @@ def quantize(file: Path, pixels: np.ndarray) -> None:
             batch = next(self.batches, None)
             return None if batch is None else {INPUT: batch}
 
-    prepared = file.with_name("prepared.onnx")
-    with quiet():
-        quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
+    with preprocessed(file) as prepared:
         quantize_static(
             str(prepared),
             str(file),
             Reader(),
             quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=["MatMul"],  # not the head, a Gemm: it is small and decides between near classes
-            per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            extra_options={"MatMulConstBOnly": True},
+            **WEIGHTS_IN_INT8,
         )
+
+
+@contextlib.contextmanager
+def preprocessed(file: Path) -> Iterator[Path]:
+    """The model as ONNX Runtime's quantizer wants it, in a temporary file."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    prepared = file.with_name("prepared.onnx")
+    with quiet():
+        quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
+        yield prepared
     prepared.unlink()
 
 

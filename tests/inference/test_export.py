@@ -294,7 +294,7 @@ def test_int8_is_calibrated_on_unlabeled_images_alone(make_run: MakeRun, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int8-dynamic"])
 def test_small_precisions_pass_their_gate(precision: str, make_run: MakeRun, tmp_path: Path) -> None:
     try:
         found = export_run(make_run("linear"), tmp_path / "out", precision=precision)
