@@ -67,7 +67,7 @@ class Loader:
         mu: int,
         seed: int,
         device: torch.device,
-        weak: str | None,  # the method's wish: "no_grad", "grad" or None
+        weak: str | None,  # Method.weak: "no_grad", "grad" or None
         strong_views: int,
         rows: Any = None,  # count → this process's slice of the rows
         dtype: torch.dtype = torch.float32,  # what the encoder computes in

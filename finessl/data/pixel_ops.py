@@ -9,7 +9,7 @@ How: an operation on single pixels is a table of 256 levels per image and channe
 Why equal to Pillow: published results were trained on Pillow's pixels, prediction decodes with Pillow, and a test can compare
 bytes instead of tolerances.
 
-The traps, all in the rounding:
+Caveats, all in the rounding:
     resize         Pillow's weights are integers with 22 fractional bits; the horizontal pass comes first and is rounded to
                    uint8 before the vertical one. Float weights differ in one level in some pixels.
     affine         coordinates are 16.16 fixed-point numbers, taken at pixel centres

@@ -16,7 +16,7 @@ operation, and applies each kind to a contiguous slice of the batch:
 
 The number of kernels of a round does not depend on the batch size.
 
-The traps: the sort order must be known on the host. If the device chose the operations, every slice would wait for it. And
+Caveats: the sort order must be known on the host. If the device chose the operations, every slice would wait for it. And
 "equal to Pillow" needs Pillow's integer arithmetic (pixel_ops.py): float rounding changes one level in some pixels, which no
 test of statistics notices.
 """

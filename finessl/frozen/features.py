@@ -29,15 +29,14 @@ from pathlib import Path
 import numpy as np
 import PIL
 import torch
-from torch import Tensor
 
 from finessl.data.folder_index import cache_folder
 from finessl.data.images import ImageError, Images, squash
 from finessl.data.pixel_file import locked
-from finessl.data.views import normalise
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
 from finessl.models.encoder import freeze_dtype
+from finessl.models.forward import forward_pixels
 from finessl.runtime.callbacks import Count
 from finessl.runtime.machine import usable_cores
 
@@ -200,12 +199,8 @@ class FrozenEncoder:
     @torch.inference_mode()
     def forward(self, pixels: np.ndarray) -> np.ndarray:
         """float16 [n, dim] of uint8 [n, S, S, 3]."""
-        half = self.precision != "fp32"
-        x = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2)
-        x = normalise(x, self.backbone.mean, self.backbone.std, torch.bfloat16 if half else torch.float32)
-        context = torch.autocast(self.device.type, torch.bfloat16) if half else contextlib.nullcontext()
-        with context:
-            features: Tensor = self.backbone.encoder(x).float()
+        x, model = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2), self.backbone
+        features = forward_pixels(model.encoder, x, model.mean, model.std, self.precision)
         if not bool(torch.isfinite(features).all()):
             raise FinesslError(
                 f"the features of {self.backbone.name} are not finite numbers; its weights are damaged, "

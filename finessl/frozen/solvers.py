@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from finessl.frozen.neighbours import Graph
-from finessl.models.ridge import ridge as solve_ridge
+from finessl.models.closed_form import class_directions
+from finessl.models.closed_form import ridge as solve_ridge
 
 ALPHA = 0.95  # share of a label that comes from the neighbours
 TOLERANCE, ITERATIONS = 1e-4, 50  # of conjugate gradients
@@ -75,8 +76,7 @@ def as_tensor(rows: np.ndarray | Tensor) -> Tensor:
 def class_means(x: Tensor, y: Tensor, classes: int) -> Solution:
     """Weights: the direction of the sum of each class's labeled features."""
     known = y >= 0
-    sums = x.new_zeros(classes, x.shape[1]).index_add_(0, y[known], x[known])
-    return Solution(F.normalize(sums, dim=1), x.new_zeros(classes))
+    return Solution(class_directions(x[known], y[known], classes), x.new_zeros(classes))
 
 
 def ridge(x: Tensor, y: Tensor, classes: int, penalty: float = 1.0) -> Solution:

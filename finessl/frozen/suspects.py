@@ -13,7 +13,7 @@ import torch
 
 from finessl.data.dataset import Dataset
 from finessl.data.inspection import Suspect
-from finessl.models.ridge import ridge
+from finessl.models.closed_form import ridge
 
 FOLDS = 5
 OUTLIER = 3.0  # robust standard deviations

@@ -23,10 +23,10 @@ from typing_extensions import TypedDict
 
 from finessl.data.images import ImageError, decode, squash, to_bytes, to_rgb
 from finessl.data.pixel_ops import upload
-from finessl.data.views import normalise
 from finessl.errors import FinesslError
 from finessl.models.backbones import create_backbone
 from finessl.models.build import build_network, compile_encoder, store_frozen
+from finessl.models.forward import forward_pixels
 from finessl.models.network import Network
 from finessl.recipe import Choice
 from finessl.registry.plugins import load as load_plugins
@@ -34,7 +34,7 @@ from finessl.runs.directory import RESUMES
 from finessl.runtime.device import resolve_device
 from finessl.runtime.files import DamagedFile, read_json, replacing, sha256, write_json, writing
 from finessl.runtime.fp8 import supports_fp8
-from finessl.runtime.precision import DTYPES, autocast, resolve_precision
+from finessl.runtime.precision import resolve_precision
 
 ImageLike = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
 FORMAT = 1
@@ -215,7 +215,7 @@ class Classifier:
         return (torch.from_numpy(logits) / self.temperature).softmax(1).numpy()
 
     def expect(self, images: int) -> None:
-        """So many images will follow: where that repays the time it takes, the encoder is compiled."""
+        """Compile the encoder if predicting `images` images repays the time that takes."""
         if self.device.type == "cuda" and images >= MIN_COMPILED and not self.compiled:
             compile_encoder(self.network.encoder)
             self.compiled = True
@@ -230,9 +230,9 @@ class Classifier:
             x = upload(pixels, self.device).permute(0, 3, 1, 2)
             if self.compiled and len(x) < batch:  # it was compiled for one shape
                 x = torch.cat([x, x[-1:].expand(batch - len(x), -1, -1, -1)])
-            x = normalise(x, tuple(self.description["mean"]), tuple(self.description["std"]), DTYPES[self.precision])
-            with autocast(self.device, self.precision):
-                results.append(function(self.network, x)[: len(pixels)].cpu())
+            mean, std = self.description["mean"], self.description["std"]
+            found = forward_pixels(lambda images: function(self.network, images), x, mean, std, self.precision)
+            results.append(found[: len(pixels)].cpu())
         return torch.cat(results).numpy()
 
 

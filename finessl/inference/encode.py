@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from finessl.data.pixel_store import PixelStore
-from finessl.data.views import evaluation_view, normalise
+from finessl.data.views import evaluation_view
+from finessl.models.forward import forward_pixels
 from finessl.runtime.callbacks import Count
-from finessl.runtime.precision import DTYPES, autocast
 
 
 @torch.no_grad()
@@ -41,10 +41,8 @@ def encode(
         wanted = indices[start : start + batch]
         full = np.concatenate([wanted, np.repeat(wanted[-1:], -len(wanted) % rows)])
         pixels = store.fetch(full, device)
-        images = normalise(evaluation_view(pixels, store.sizes[full], size), mean, std, DTYPES[precision])
-        with autocast(device, precision):
-            answer = torch.cat([function(part) for part in images.split(rows)])
-        results.append(answer[: len(wanted)].float())
+        views = evaluation_view(pixels, store.sizes[full], size)
+        results.append(forward_pixels(function, views, mean, std, precision, rows)[: len(wanted)])
         if progress is not None:
             progress(start + len(wanted), len(indices))
     return torch.cat(results)

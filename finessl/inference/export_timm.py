@@ -29,6 +29,7 @@ from finessl.inference.graph import merged, tuning_of
 from finessl.models.aliases import alias_of
 from finessl.models.backbones import HUB
 from finessl.models.heads import LinearHead
+from finessl.models.tuning import mergeable_strategies
 from finessl.runtime.version import __version__
 
 INSTEAD = "Use --format onnx or pt2, which hold every run."
@@ -60,13 +61,13 @@ def check(classifier: Classifier) -> None:
     if not tuning.mergeable:
         raise FinesslError(
             f"tuning {tuning.name} adds computation that a plain timm model does not have, so it cannot be merged into "
-            f"its weights (lora, ssf, bitfit, norm, bn, linear, full and lp-ft can). {INSTEAD}"
+            f"its weights ({', '.join(mergeable_strategies())} can). {INSTEAD}"
         )
     if type(head) is not LinearHead:  # a subclass computes more
         raise FinesslError(
             f"the {classifier.description['head']['name']} head divides each image's features by their length, which "
-            "timm's linear classifier cannot do: its logits would differ from image to image. Train with --head "
-            f"linear for timm. {INSTEAD}"
+            "timm's linear classifier cannot do. Train with --head linear for timm. "
+            f"{INSTEAD}"
         )
 
 

@@ -19,6 +19,7 @@ from finessl.errors import FinesslError
 from finessl.inference.encode import encode
 from finessl.models.backbones import Backbone, create_backbone
 from finessl.models.build import store_frozen
+from finessl.models.closed_form import class_directions
 from finessl.runtime.callbacks import Progress
 
 
@@ -158,11 +159,8 @@ def linear_logits(train: Tensor, labels: Tensor, test: Tensor, classes: int, dec
 
 
 def few_shot(train: Tensor, labels: Tensor, test: Tensor, truth: Tensor, classes: int, shots: int, seed: int) -> float:
-    """Nearest class mean from a few labels a class."""
+    """Nearest class mean from `shots` labels per class."""
     rng = generator(seed, SPLIT)
-    means = []
-    for k in range(classes):
-        positions = torch.nonzero(labels == k).flatten().cpu().numpy()
-        chosen = rng.permutation(positions)[:shots]
-        means.append(train[torch.from_numpy(chosen).to(train.device)].mean(0))
-    return score(test @ F.normalize(torch.stack(means), dim=1).T, truth)
+    of_class = [torch.nonzero(labels == k).flatten().cpu().numpy() for k in range(classes)]
+    chosen = torch.from_numpy(np.concatenate([rng.permutation(rows)[:shots] for rows in of_class])).to(train.device)
+    return score(test @ class_directions(train[chosen], labels[chosen], classes).T, truth)

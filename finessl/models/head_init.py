@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
+from finessl.models.closed_form import class_directions, ridge
 from finessl.models.heads import CentredHead, LinearHead, Start
 from finessl.models.network import Network
-from finessl.models.ridge import ridge
 from finessl.models.text import load_text_tower, projection_to, spoken
 from finessl.registry import nearest
 
@@ -74,10 +74,9 @@ def random_rows(classes: int, dim: int, generator: torch.Generator | None) -> Te
 
 def class_mean(features: Tensor, labels: Tensor, classes: int, generator: torch.Generator | None = None) -> Tensor:
     """[C, dim]: direction of the mean of each class's unit features; random for a class without images."""
-    unit = F.normalize(features.float(), dim=1)
-    sums = torch.zeros(classes, features.shape[1]).index_add_(0, labels, unit)
+    means = class_directions(F.normalize(features.float(), dim=1), labels, classes)
     present = torch.bincount(labels, minlength=classes)[:, None] > 0
-    return torch.where(present, F.normalize(sums, dim=1), random_rows(classes, features.shape[1], generator))
+    return torch.where(present, means, random_rows(classes, features.shape[1], generator))
 
 
 def ridge_probe(

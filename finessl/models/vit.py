@@ -15,7 +15,7 @@ This is the same function with the same gradients (tests/models/test_vit.py comp
 less per block: with 197 image tokens and 50 prompts about a fifth. K(P) and V(P) do not depend on the image either: they are
 computed once per forward pass and expanded over the batch.
 
-The traps: norm1, the qkv layer (which LoRA or SSF may have wrapped) and k_norm apply to P as they do to X. Shallow prompts
+Caveats: norm1, the qkv layer (which LoRA or SSF may have wrapped) and k_norm apply to P as they do to X. Shallow prompts
 cannot be prefixes: their outputs are the input of the next block.
 
 Class token only
@@ -203,7 +203,9 @@ def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> T
         q = q.squeeze(2)
     if prompts is not None:
         prefix = project(attn.qkv, layer_norm(block.norm1, prompts), slice(width, None)).unflatten(-1, (2, *heads))
-        kv = torch.cat([kv, prefix.expand(x.shape[0], -1, -1, -1, -1)], dim=1)  # len(x) fixes the batch of an export
+        kv = torch.cat(
+            [kv, prefix.expand(x.shape[0], -1, -1, -1, -1)], dim=1
+        )  # not len(x): torch.export would make the batch size a constant
     k, v = kv.unbind(2)
     q, k, v = attn.q_norm(q).to(v.dtype), attn.k_norm(k).to(v.dtype), v
     dropout = attn.attn_drop.p if attn.training else 0.0

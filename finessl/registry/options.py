@@ -152,7 +152,7 @@ def check_plain(value: Any) -> None:
         try:
             value.encode(errors="surrogateescape")  # which file names of other encodings pass
         except UnicodeEncodeError:
-            raise PydanticCustomError("unwritable", "is no text: it holds half a character") from None
+            raise PydanticCustomError("unwritable", "is not valid text: it holds half of a surrogate pair") from None
     if isinstance(value, Mapping):
         for key, item in value.items():
             check_plain(key)

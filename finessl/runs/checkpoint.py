@@ -23,7 +23,7 @@ decides a later step is restored or derived:
                         and are cut off.
     accuracy, latest, elapsed     What the next log line and meta.json show.
 
-The traps: a buffer that is registered as non-persistent, a Python attribute of a method that changes in training, or a
+Caveats: a buffer that is registered as non-persistent, a Python attribute of a method that changes in training, or a
 running mean in the logger is lost silently, and the runs differ some hundred steps later. Tests kill a run at several steps
 and compare all files (tests/training/test_resume.py). Frozen weights come from the backbone's own file; its SHA-256 is
 recorded in meta.json.

@@ -7,7 +7,7 @@ called, and on the CPU always.
 Why: eager mode launches one kernel per operation, each of which reads and writes the whole batch. torch.compile fuses
 them into one. Compilation takes seconds, which only a long run repays: so nothing is compiled by default.
 
-The trap: a compiled function is specialised to the shapes that it sees. If the batch size were static, the last batch of
+Caveat: a compiled function is specialised to the shapes that it sees. If the batch size were static, the last batch of
 an epoch would compile everything again, until dynamo's recompile limit silently ends compilation. `fused` marks the batch
 dimension as dynamic from the first call on; the other sizes stay static, because the kernels divide by them per pixel and
 a division by a constant is cheap.

@@ -10,7 +10,7 @@ method knows of processes. The gather is small next to the encoder's work.
 Why not DistributedDataParallel: it wants one forward call of one module per step. A step has a weak pass without gradient
 and a strong pass with, and the few trained parameters leave no communication to overlap.
 
-The trap: every process computes the whole loss, so the gradient of its gathered logits is already the gradient of the
+Caveat: every process computes the whole loss, so the gradient of its gathered logits is already the gradient of the
 global loss. A backward that sums over processes, as all_gather's usual one does, would count it `world` times.
 `GatherRows` keeps this process's rows instead, and the parameter gradients are then summed, not averaged.
 
@@ -38,7 +38,7 @@ class Processes:
     """This process's rank, and the collective operations that a run needs. One process alone needs no communication."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
     @property
     def first(self) -> bool:
@@ -46,12 +46,12 @@ class Processes:
 
     def rows(self, count: int) -> slice:
         """The rows of a global batch of `count` that this process computes."""
-        if count % self.world:
+        if count % self.world_size:
             raise FinesslError(
-                f"a batch of {count} images cannot be split evenly over {self.world} processes; "
+                f"a batch of {count} images cannot be split evenly over {self.world_size} processes; "
                 "choose --batch-size as a multiple of the number of processes."
             )
-        share = count // self.world
+        share = count // self.world_size
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def gather(self, tensor: Tensor, groups: int = 1) -> Tensor:
@@ -59,14 +59,14 @@ class Processes:
 
         groups: the rows are this many blocks, one per strong view; each block is gathered by itself.
         """
-        if self.world == 1:
+        if self.world_size == 1:
             return tensor
-        blocks = GatherRows.apply(tensor, self.rank, self.world).unflatten(0, (self.world, groups, -1))
+        blocks = GatherRows.apply(tensor, self.rank, self.world_size).unflatten(0, (self.world_size, groups, -1))
         return blocks.transpose(0, 1).flatten(0, 2)
 
     def reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Sum the gradients over all processes, in place."""
-        if self.world == 1:
+        if self.world_size == 1:
             return
         gradients = [p.grad for p in parameters if p.grad is not None]
         flat = torch.cat([g.flatten() for g in gradients])
@@ -76,7 +76,7 @@ class Processes:
 
     def share(self, value: Any) -> Any:
         """The first process's `value`, in every process."""
-        if self.world == 1:
+        if self.world_size == 1:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0)
@@ -84,7 +84,7 @@ class Processes:
 
     def highest(self, number: int) -> int:
         """The largest `number` of all processes."""
-        if self.world == 1:
+        if self.world_size == 1:
             return number
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         shared = torch.tensor(number, device=device)
@@ -94,11 +94,11 @@ class Processes:
     def stop_signal(self, number: int, logs: bool) -> int:
         """The signal that asked any process to stop, or 0. With NCCL the processes agree only at steps that log, because
         that makes the host wait for the device."""
-        if self.world > 1 and dist.get_backend() == "nccl" and not logs:
+        if self.world_size > 1 and dist.get_backend() == "nccl" and not logs:
             return 0
         return self.highest(number)
 
-    def first_does(self, action: Callable[[], Any]) -> None:
+    def on_first(self, action: Callable[[], Any]) -> None:
         """Run `action` in the first process. If it raises a FinesslError, that process raises it and the others exit."""
         refused: FinesslError | None = None
         if self.first:
@@ -111,7 +111,7 @@ class Processes:
 
     def wait(self) -> None:
         """Wait for all processes."""
-        if self.world > 1:
+        if self.world_size > 1:
             dist.barrier()
 
 

@@ -1,4 +1,4 @@
-"""fp8 products for frozen linear layers: about three fifths of the time of bf16 on a GPU that supports them.
+"""fp8 matmuls for frozen linear layers.
 
 How it works
 ------------
@@ -14,19 +14,19 @@ or dy (backward) to fp8; torch._scaled_mm multiplies, accumulates in higher prec
     e4m3     4 bits, 3 bits       448       2⁻⁹        W and x: precision matters more than range
     e5m2     5 bits, 2 bits       57,344    2⁻¹⁶       dy: gradients span many orders of magnitude
 
-Why there is no scale search
-----------------------------
+Why there is no dynamic scaling
+-------------------------------
 fp8 training usually measures max |x| of each tensor at each call and scales the tensor to the format's range (torchao,
 nanochat's fp8.py). That is one more pass over every input before its product. It is not needed here:
 
     W     One scale per layer, found once: frozen weights do not change.
     x     No scale. Layer norms and activations return numbers far below 448, and values below 2⁻⁹ do not matter.
-    dy    A constant scale: in units of GRADIENT_UNIT = 2⁻¹², e5m2 covers 4·10⁻⁹ to 14. In FineSSL's runs with batches of
+    dy    A constant scale: divided by GRADIENT_SCALE = 2⁻¹², e5m2 covers 4·10⁻⁹ to 14. In FineSSL's runs with batches of
           32 the largest gradients are about 0.4, and half of them are below 10⁻⁵. Larger ones are clipped at 14.
 
-The traps
----------
-- _scaled_mm wants its second matrix column by column. W of shape [out, in], stored row by row, is right for the forward
+Caveats
+-------
+- _scaled_mm takes its second matrix in column-major order. W of shape [out, in] in row-major order is right for the forward
   pass; the backward pass needs a transposed copy (`weight_t`). A view of W has the wrong memory layout.
 - Both dimensions of W must be divisible by 16; other layers stay in bf16.
 - A layer whose input is not normalised may exceed 448. The input is then clipped without a message. Only the layers of
@@ -44,13 +44,13 @@ import torch
 from torch import Tensor, nn
 
 FP8, FP8_GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
-GRADIENT_UNIT = 2.0**-12
-DIVISOR = 16  # of both dimensions of a matrix that torch._scaled_mm takes
+GRADIENT_SCALE = 2.0**-12
+ALIGNMENT = 16  # of both dimensions of a matrix that torch._scaled_mm takes
 
 
 def supports_fp8(device: torch.device) -> bool:
     """Whether torch._scaled_mm works on `device`: GPUs of compute capability 8.9 or later; CPUs, slowly, for tests."""
-    x, one = torch.zeros(DIVISOR, DIVISOR, device=device), torch.ones((), device=device)
+    x, one = torch.zeros(ALIGNMENT, ALIGNMENT, device=device), torch.ones((), device=device)
     try:
         for dtype in (FP8, FP8_GRADIENT):
             product(x, dtype, x.to(FP8), one)
@@ -86,7 +86,7 @@ class Fp8Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         weight_t, scale = ctx.saved_tensors
-        return product(gradients[0], FP8_GRADIENT, weight_t, scale, unit=GRADIENT_UNIT), None, None, None, None
+        return product(gradients[0], FP8_GRADIENT, weight_t, scale, unit=GRADIENT_SCALE), None, None, None, None
 
 
 class Fp8Linear(nn.Linear):
@@ -114,7 +114,7 @@ def round_to_fp8(encoder: nn.Module) -> None:
     linear layers must follow norms or activations, as in the blocks of a ViTEncoder."""
     for name, module in list(encoder.named_modules()):
         frozen = type(module) is nn.Linear and not any(p.requires_grad for p in module.parameters())
-        if frozen and module.in_features % DIVISOR == 0 and module.out_features % DIVISOR == 0:
+        if frozen and module.in_features % ALIGNMENT == 0 and module.out_features % ALIGNMENT == 0:
             encoder.set_submodule(name, Fp8Linear(module))
 
 

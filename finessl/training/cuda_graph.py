@@ -204,17 +204,17 @@ def make_forward(step: TrainingStep | CudaGraphStep) -> EagerForward | CudaGraph
     return CudaGraphForward(eager)
 
 
-def compiles(compile: bool | None, device: torch.device, steps: int) -> bool:
+def should_compile(compile: bool | None, device: torch.device, steps: int) -> bool:
     """Is a run of `steps` compiled? `compile` None: on a GPU, where the run is long enough to repay it."""
     return compile or (compile is None and device.type == "cuda" and steps >= MIN_COMPILED_STEPS)
 
 
 def accelerate(step: TrainingStep, *, compile: bool | None, steps: int) -> TrainingStep | CudaGraphStep:
     """The fastest form of `step` for a run of `steps`: compiled and captured, compiled, or as it is."""
-    if not compiles(compile, step.device, steps):
+    if not should_compile(compile, step.device, steps):
         return step
     compile_encoder(step.network.encoder)
-    if step.processes.world > 1:
+    if step.processes.world_size > 1:
         return step
     step.heads_and_loss = compiled(step.heads_and_loss)  # type: ignore[method-assign]  # some hundred small operations
     # Not captured: a scaled loss (the host decides its scale), and gradient checkpointing (PyTorch asks for the state

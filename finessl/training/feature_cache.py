@@ -19,11 +19,11 @@ from finessl.data.loader import Loader, Views
 from finessl.data.pixel_ops import upload
 from finessl.data.pixel_store import free_memory
 from finessl.data.sampler import CACHE, generator
-from finessl.data.views import Draws, normalise
+from finessl.data.views import Draws
 from finessl.errors import FinesslError
+from finessl.models.forward import forward_pixels
 from finessl.models.network import Network
 from finessl.runtime.callbacks import Progress
-from finessl.runtime.precision import autocast
 
 BATCH = 128  # images encoded at a time; random numbers are drawn per batch, so it is the same on every device
 
@@ -88,18 +88,16 @@ class CachedLoader(Loader):
         features = torch.empty(len(positions), draws, network.dim)
         for number, first in enumerate(range(0, len(positions), BATCH)):
             part = positions[first : first + BATCH]
-            rows = np.resize(
-                part, min(BATCH, len(positions))
-            )  # the last batch is filled up: a compiled model has one shape
+            # The last batch is filled up: a compiled model has one shape.
+            rows = np.resize(part, min(BATCH, len(positions)))
             rng = generator(self.seed, CACHE, 2 * number + strong)
             pixels = self.store.fetch(rows, self.device)
             for draw in range(draws):
                 images = self.weak_view.apply(pixels, self.weak_view.draw(rng, self.store.sizes[rows]))
                 if strong:
                     images = self.strong_view.apply(images, self.strong_view.draw(rng, len(rows)))
-                with autocast(self.device, precision):
-                    encoded = network.features(normalise(images, self.mean, self.std, self.dtype))
-                features[first : first + len(part), draw] = encoded[: len(part)].float().cpu()
+                encoded = forward_pixels(network.features, images, self.mean, self.std, precision)
+                features[first : first + len(part), draw] = encoded[: len(part)].cpu()
             count(first + len(part))
         return CachedFeatures(row_of, features)
 

@@ -1,9 +1,8 @@
 """The training loop: `train(recipe, out)` makes or resumes a run directory.
 
-`Training.run` reads top to bottom: views, step, log, evaluate, checkpoint. A run that is killed at any moment and
-started again computes what it would have computed: every random choice follows from the seed and the step number, and a
-checkpoint holds all else that a step depends on. What a finished run writes is in results.py, what a run prints in
-messages.py.
+`Training.run` reads top to bottom: views, step, log, evaluate, checkpoint. A run that is killed and started again resumes
+bit-exactly: every random choice follows from the seed and the step number, and a checkpoint holds everything else that a
+step depends on. What a finished run writes is in results.py, what a run prints in messages.py.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from finessl.runtime.precision import DTYPES, resolve_precision
 from finessl.runtime.progress import Display
 from finessl.runtime.signals import stop_requests
 from finessl.training.averages import Averages
-from finessl.training.cuda_graph import accelerate, compiles, make_forward
+from finessl.training.cuda_graph import accelerate, make_forward, should_compile
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.evaluator import Evaluator
 from finessl.training.experiment import prepare
@@ -56,19 +55,18 @@ def train(
     settings, run = settings or Settings(), RunDirectory(out)
     plugins.load(recipe.plugins, outside=run.path)
     recipe = recipe.checked(source=dataset is None and not run.finished())
-    device = resolve_device(settings.device)
-    check_step_fits(recipe, device)
+    check_step_fits(recipe, device := resolve_device(settings.device))
     with (
         processes(str(device)) as world,
         Display(quiet=settings.quiet or not world.first) as display,
         contextlib.ExitStack() as lock,
     ):
-        world.first_does(lambda: check_out(run, recipe))
+        world.on_first(lambda: check_out(run, recipe))
         if world.share(run.finished()):
-            world.first_does(lambda: check_places(run, recipe, run.check(recipe), dataset))
+            world.on_first(lambda: check_places(run, recipe, run.check(recipe), dataset))
             display.log(f"{run.path} is finished: nothing to do. Its figures are in {run.meta_file}.")
             return run.meta()
-        world.first_does(lambda: lock.enter_context(run.held(recipe)))
+        world.on_first(lambda: lock.enter_context(run.held(recipe)))
         with memory_errors(device, out_of_memory_remedy(recipe)):
             return Training(recipe, run, settings, device, world, display, dataset).run()
 
@@ -83,7 +81,7 @@ class Training:
         self.recipe, self.directory, self.settings = recipe, directory, settings
         self.world, self.display = world, display
         train, precision = recipe.train, resolve_precision(recipe.train.precision, device)
-        if device.type == "cuda" and compiles(settings.compile, device, train.steps):
+        if device.type == "cuda" and should_compile(settings.compile, device, train.steps):
             start_compilers()
         self.experiment = experiment = prepare(
             recipe, directory, device, dataset=dataset, cache_dir=settings.cache_dir, progress=display.update,
@@ -101,14 +99,14 @@ class Training:
         self.averages = Averages(device)  # of the statistics since the last line of metrics
         self.log_every = settings.log_every or min(20, max(1, train.steps // 50))
         self.step, self.elapsed, self.metrics_size = 0, 0.0, 0  # elapsed: seconds spent in earlier processes
-        self.latest: dict[str, float] = {}  # the last line of metrics, and its step in this process
-        self.latest_step = 0
+        self.latest: dict[str, float] = {}  # the last line of metrics
+        self.latest_step = 0  # its step, once this process has written one
         self.accuracy: float | None = None
         self.test_logits: Tensor | None = None
         self.identity = experiment.identity()
         self.resume()
-        world.first_does(lambda: directory.open(recipe))  # records new places of data and weights
-        store_frozen(network.encoder, precision)
+        world.on_first(lambda: directory.open(recipe))  # records new places of data and weights
+        store_frozen(network.encoder, precision)  # after `resume`, which fills parameters in their own dtype
         if isinstance(self.loader, CachedLoader):
             self.loader.fill(network, train.cache_features, precision, display.update)
 
@@ -124,7 +122,7 @@ class Training:
         self.started = saved = time.monotonic()
         first_step, shown = self.step, 0.0
         experiment.network.train()
-        with stop_requests(self.world.world) as requested:
+        with stop_requests(self.world.world_size) as requested:
             while self.step < train.steps:
                 self.refresh()
                 views = self.prefetcher.get(self.step)
@@ -158,7 +156,7 @@ class Training:
             return {}
         self.log.close()
         seconds = self.elapsed + time.monotonic() - self.started
-        results = Results(self.accuracy, self.test_logits, seconds, self.world.world, self.identity["data"])
+        results = Results(self.accuracy, self.test_logits, seconds, self.world.world_size, self.identity["data"])
         return write_results(self.directory, self.evaluator, results)
 
     # ---- step -------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def announcement(
         f"{trainable:,} of {total:,} parameters are trained, on {experiment.device} in {precision}"
         + (" (no frozen layer can be rounded: as bf16)" if precision == "fp8" and not rounded else "")
     )
-    rates = {group["name"]: group["full_lr"] for group in optimizer.param_groups}
+    rates = {group["name"]: group["initial_lr"] for group in optimizer.param_groups}
     if len(set(rates.values())) > 1:
         yield f"learning rate {rates['heads']:g} for the heads, {rates['backbone']:g} inside the backbone"
     if step:

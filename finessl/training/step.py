@@ -39,11 +39,11 @@ def lr_factor(train: TrainRecipe, step: int, phase: tuple[int, int] | None = Non
 def make_optimizer(network: Network, train: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
     groups = network.parameter_groups(lr=train.lr, weight_decay=train.weight_decay, backbone_lr=train.backbone_lr)
     for group in groups:
-        group["full_lr"] = group["lr"]
+        group["initial_lr"] = group["lr"]
     gpu = device.type == "cuda"
     if gpu:  # a tensor on the device: a captured step reads the rate from it
         for group in groups:
-            group["lr"] = torch.tensor(group["full_lr"], device=device)
+            group["lr"] = torch.tensor(group["initial_lr"], device=device)
     if train.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum, nesterov=train.nesterov, fused=gpu)
     return torch.optim.AdamW(groups, lr=train.lr, fused=gpu, capturable=gpu)
@@ -62,8 +62,8 @@ class TrainingStep:
         precision: str,
         processes: Processes,
     ) -> None:
-        if processes.world > 1:
-            synchronise_batch_norm(network.encoder, processes.world)
+        if processes.world_size > 1:
+            synchronise_batch_norm(network.encoder, processes.world_size)
         self.network, self.method, self.optimizer, self.train = network, method, optimizer, train
         self.device, self.precision, self.processes = device, precision, processes
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -80,9 +80,9 @@ class TrainingStep:
         factor = lr_factor(self.train, step, self.method.phase(step))
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(group["full_lr"] * factor)
+                group["lr"].fill_(group["initial_lr"] * factor)
             else:
-                group["lr"] = group["full_lr"] * factor
+                group["lr"] = group["initial_lr"] * factor
         self.method.before_step(step)
         if self.prior is not None:
             self.prior.before_step(step)
@@ -151,7 +151,7 @@ class TrainingStep:
         self.scaler.update()
 
     def gather(self, view: HeadOutputs, groups: int = 1) -> HeadOutputs:
-        if self.processes.world == 1:
+        if self.processes.world_size == 1:
             return view
         gather = self.processes.gather
         return HeadOutputs(gather(view.logits, groups), None if view.aux is None else gather(view.aux, groups))

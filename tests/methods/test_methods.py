@@ -221,3 +221,8 @@ def test_one_class_and_a_missing_view_are_refused() -> None:
     fixmatch, supervised = create("fixmatch", task()), create("supervised", task())
     with pytest.raises(FinesslError, match="weak view"):
         fixmatch(*tensors(draw(0), supervised))
+
+
+def test_every_method_has_a_reference() -> None:
+    """A new method needs an independent implementation, and a setting that compares the two."""
+    assert {name for name, _ in SETTINGS} | set(SELF_TRAINING) == set(METHODS.names())

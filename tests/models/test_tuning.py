@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder, PooledEncoder
-from finessl.models.tuning import TUNINGS, create
+from finessl.models.tuning import TUNINGS, create, mergeable_strategies
 from finessl.models.vit import ViTEncoder
 
 Make = Callable[..., ViTEncoder]
@@ -317,3 +317,8 @@ def test_transformer_strategies_refuse_convolutional_networks(
 ) -> None:
     with pytest.raises(FinesslError, match="bn"):
         create(name).apply(make_convolutional(), seeded())
+
+
+def test_every_mergeable_strategy_is_merged_here() -> None:
+    """bn is merged with a convolutional network; lp-ft is full after its first phase."""
+    assert set(mergeable_strategies()) - {"bn", "lp-ft"} <= set(MERGEABLE)

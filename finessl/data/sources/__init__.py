@@ -51,7 +51,7 @@ def open_dataset(
 
     data: a folder, a table, shards, "hf:NAME" or a known name.   root: folder of a known data set.   test: another folder or
     table with labeled test images.   strict: unreadable images are an error instead of being left out.   options: of the
-    source (`finessl list sources --options`).
+    source (`finessl list datasets --options`).
     """
     name, path = recognise(data, root)
     source = SOURCES[name]

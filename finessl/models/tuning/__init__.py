@@ -63,3 +63,8 @@ def resolve(spec: str, options: Mapping[str, Any]) -> dict[str, tuple[Any, dict[
             )
         chosen[takers[0] if takers else names[0]][bare] = value
     return {name: (cls, chosen[name]) for name, cls in classes.items()}
+
+
+def mergeable_strategies() -> list[str]:
+    """Names of the strategies whose result an ordinary timm model can hold."""
+    return [name for name in TUNINGS.names() if TUNINGS[name].mergeable]

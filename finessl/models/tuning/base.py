@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
+from finessl.models.tuning import mergeable_strategies
 from finessl.models.vit import ViTEncoder, unsupported
 from finessl.runtime.fp8 import restore_linears
 
@@ -40,7 +41,8 @@ class Tuning:
         """Fold the inserted modules into the pretrained weights: an ordinary timm model then gives the same outputs."""
         if not self.mergeable:
             raise FinesslError(
-                f"{self.name} is not a change of weights and cannot be merged; lora, ssf, bitfit, norm and full can."
+                f"{self.name} adds computation, which cannot be merged into the pretrained weights; "
+                f"{', '.join(mergeable_strategies())} can."
             )
         restore_linears(encoder)
         for parent in list(encoder.modules()):

@@ -7,7 +7,7 @@ What: `length` learned vectors per layer are appended to the token sequence; not
 
 Deep prompts are computed as key/value prefixes: the same function for less work (models/vit.py says why).
 
-The trap: prompts are not zero at the start (uniform in ±√(6 / (3p² + d)), as in the authors' code), so the tuned backbone
+Caveat: prompts are not zero at the start (uniform in ±√(6 / (3p² + d)), as in the authors' code), so the tuned backbone
 computes other features than the pretrained one from the first step on. Initial head weights must come from the tuned
 encoder, and with few steps prompts may not recover (docs/results.md).
 """

@@ -1,9 +1,10 @@
-"""Ridge regression in closed form. A module of its own: the frozen solvers need it without any backbone."""
+"""Linear classifiers in closed form: ridge regression and class means. The frozen solvers need them without a backbone."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def ridge(x: Tensor, y: Tensor, penalty: float, *, relative: bool = False) -> Tensor:
@@ -17,3 +18,8 @@ def ridge(x: Tensor, y: Tensor, penalty: float, *, relative: bool = False) -> Te
     strength = penalty * gram.diagonal().mean() + 1e-12 if relative else penalty
     gram = gram + strength * torch.eye(len(gram), dtype=x.dtype, device=x.device)
     return x.T @ torch.linalg.solve(gram, y) if dual else torch.linalg.solve(gram, x.T @ y)
+
+
+def class_directions(x: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """[C, dim]: direction of the mean of each class's rows of x; zero for a class without rows."""
+    return F.normalize(x.new_zeros(classes, x.shape[1]).index_add_(0, labels, x), dim=1)
