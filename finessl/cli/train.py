@@ -107,8 +107,6 @@ def show_summary(folder: Path, meta: dict[str, Any], frozen: Any = None) -> None
         table.add_row("test accuracy", f"{meta['accuracy']:.2%} of {meta['test']:,} images, last step")
         if frozen is not None and (before := frozen.test_accuracy(frozen.chosen, frozen.candidate)) is not None:
             table.add_row("frozen features alone", f"{before:.2%} of them (finessl quick)")
-            if before > meta["accuracy"]:
-                table.add_row("recommended", "finessl quick: on these test images it is ahead")
     if meta.get("pseudo_accuracy") is not None:
         table.add_row("pseudo-label accuracy", f"{meta['pseudo_accuracy']:.2%} (last epoch)")
     table.add_row("used with / without label", f"{meta['labeled']:,} / {meta['unlabeled']:,} images")

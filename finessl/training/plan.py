@@ -41,9 +41,8 @@ CPU_BUDGET = 900.0
 RESERVE = 0.1  # share of the budget for what is not counted: start-up, checkpoints, a machine that slows down
 COMPILING = 60.0  # seconds that a GPU's first steps take
 QUICK_SHARE = 0.5  # of the budget, at most, for encoding every image once
-LONGEST = 5000  # steps: more add little on a few thousand images (docs/results.md)
+LONGEST = 5000  # steps; a choice, not a measurement
 FEWEST = {"tuned": 150, "cached": 500}  # steps below which training is not worth its time
-PRIOR = 1.0  # share of the run during which the frozen answer weighs on pseudo-labels (docs/results.md)
 DRAWS = 2  # views of each kind whose features are kept
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 SHORT_RUN = {"head.init": "class-mean", "method.pace_reset": "never"}  # a short run cannot begin with random heads
@@ -136,7 +135,7 @@ def make_plan(
     answer = quick(recipe, None, backbones, device=device, display=display) if backbones else None
     chosen: dict[str, Any] = {"model.backbone": "embedded"}
     if answer is not None:
-        chosen = {"model.backbone": answer.chosen.name, "train.prior": PRIOR}
+        chosen = {"model.backbone": answer.chosen.name}
         chosen |= {"model.weights": answer.chosen.weights} if answer.chosen.weights else {}
     classes = len(make_or_load_split(recipe, dataset, None, False).classes)
     test = 0 if dataset.test is None else len(dataset.test)

@@ -127,7 +127,7 @@ def test_train_plans_own_data_and_records_the_choice(planned: Any, shapes: Path,
     assert "Plan for 3 s on" in text and "Frozen features: embedded, label propagation" in text
     assert recipe["model"]["backbone"] == "embedded" and recipe["tuning"]["name"] == "adaptformer"
     assert recipe["train"]["steps"] == 2 and recipe["train"]["batch_size"] == 8  # a second each, a tenth in reserve
-    assert "frozen features alone" in text and recipe["train"]["prior"] == 1.0
+    assert "frozen features alone" in text and recipe["train"]["prior"] == 0.0
     again, same = planned(shapes, "-n", 4, "--budget", "2h")  # it resumes what was planned
     assert "nothing to do" in again and same == recipe
     finessl.train(shapes, out=tmp_path / "copy", recipe=tmp_path / "run" / "recipe.toml", quiet=True)
