@@ -81,7 +81,17 @@ def select(
         print(f"Only {count_of(len(rows), 'image is', 'images are')} left to choose from.")
     known = int((ids >= 0).sum())
     print(f"{out}: {count_of(len(rows), 'image')} to label, by {strategy} on {name}; {known:,} have a label.")
-    print(f"Fill in the label column, then: finessl quick {shlex.quote(data)} --labels {shlex.quote(str(out))}")
+    if takes_labels(data, recipe.data.root):
+        print(f"Fill in the label column, then: finessl quick {shlex.quote(data)} --labels {shlex.quote(str(out))}")
+    else:
+        print("Fill in the label column. This kind of data takes no --labels: a folder of the images does.")
+
+
+def takes_labels(data: str, root: str | None) -> bool:
+    from finessl.data.sources import SOURCES, recognise
+    from finessl.registry.options import options_of
+
+    return "labels" in options_of(SOURCES[recognise(data, root)[0]])
 
 
 def open_images(

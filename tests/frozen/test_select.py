@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from finessl.cli import app
-from finessl.cli.select import check_target
+from finessl.cli.select import check_target, takes_labels
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
 from finessl.frozen import select
@@ -173,3 +173,7 @@ def test_columns_of_a_table_have_any_name(verb: str, shapes: Path, tmp_path: Pat
     app([*words, "--path-column", "file", "--label-column", "kind"], standalone_mode=False)
     with pytest.raises(FinesslError, match="path"):
         app(words, standalone_mode=False)
+
+
+def test_labels_are_advised_only_where_they_are_taken(shapes: Path) -> None:
+    assert takes_labels(str(shapes), None) and not takes_labels("sample", None)
