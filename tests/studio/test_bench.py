@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from finessl.bench.labeling import bench_labeling
 from finessl.bench.scale import write_originals
 from finessl.bench.studio import spread, thumbnail_rate, time_refit
 from finessl.cli import app
@@ -29,3 +30,12 @@ def test_thumbnails_and_spread(tmp_path):
 def test_sizes_are_checked():
     with pytest.raises(FinesslError, match="--refit"):
         app(["bench", "studio", "--refit", "10,x"], standalone_mode=False)
+
+
+def test_a_script_labels_in_both_orders(shapes):
+    found = bench_labeling(str(shapes), target=1.0, most=6, pause=0.0)
+    assert [row.order for row in found] == ["queue", "random"]
+    for row in found:
+        assert [labels for labels, _ in row.curve] == list(range(3, row.labels + 1, 3))
+        assert row.audited["kind"] == "audited" and row.audited["n"] == min(100, 72 - row.labels)
+        assert row.audited["value"] == pytest.approx(row.accuracy, abs=0.05), "all images are audited"

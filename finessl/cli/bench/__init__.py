@@ -40,6 +40,7 @@ from finessl.cli.bench import (  # noqa: E402 - each adds its verb
     augment,  # noqa: F401
     data,  # noqa: F401
     export,  # noqa: F401
+    labeling,  # noqa: F401
     predict,  # noqa: F401
     quick,  # noqa: F401
     scale,  # noqa: F401
