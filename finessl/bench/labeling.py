@@ -46,9 +46,10 @@ def bench_labeling(
     seed: int = 0,
     backbone: str = "embedded",
     weights: Sequence[str] = (),
+    orders: Sequence[str] = ("queue", "random"),
     progress: Progress = no_progress,
 ) -> list[Labeling]:
-    """Label in the order of the queue, then in random order.
+    """Label in the order of the queue, and in random order.
 
     target: accuracy to reach.   most: labels at most.   pause: seconds that a person takes per image.
     """
@@ -67,7 +68,7 @@ def bench_labeling(
             truth[name] = int(dataset.train_labels[image])
         more = ["--backbone", backbone, *(part for file in weights for part in ("--weights", file))]
         found = []
-        for order in ("queue", "random"):
+        for order in orders:
             running = Running(pile, Path(scratch) / order, *more)
             try:
                 script = Script(running, truth, dataset.classes, rng if order == "random" else None)
