@@ -123,7 +123,7 @@ def test_another_split_keeps_how_many_labels_a_class_has_if_it_takes_that(name: 
         ("model.backbone", "clip-vit-b61", "unknown backbone 'clip-vit-b61'; did you mean clip-vit-b16"),
         ("source.name", "folder", "recognised from the data"),
         ("data.source", "a\0b", "NUL"),
-        ("data.source", "\ud800", "half a character"),
+        ("data.source", "\ud800", "surrogate pair"),
     ],
 )
 def test_mistakes_are_named(name: str, value: object, message: str) -> None:

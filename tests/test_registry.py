@@ -84,7 +84,7 @@ def test_options_get_their_declared_types(option: str, value: Any, expected: Any
         ({"on": "maybe"}, "should be true or false"),
         ({"text": 3}, "should be a text"),
         ({"text": "a\0b"}, "NUL"),
-        ({"text": "\ud800"}, "half a character"),
+        ({"text": "\ud800"}, "surrogate pair"),
     ],
 )
 def test_options_outside_their_declaration_are_refused(options: dict[str, Any], message: str) -> None:

@@ -221,7 +221,7 @@ class FeatureStore:
                 (folder / "encoder.json").write_text(json.dumps(description, indent=2) + "\n", encoding="ascii")
         except OSError as error:
             raise cannot_write(folder, error) from error
-        for path in (folder / "rows.f16", folder / "chunks.jsonl"):
+        for path in (folder / "rows.f16", folder / "chunks.jsonl", folder / "broken.jsonl"):
             if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
                 raise FinesslError(f"{path} is not a regular file. Remove it, or run: finessl cache clear")
         self.keys, self.places = np.empty((0, KEY), np.uint8), np.empty(0, np.int64)  # sorted by digest

@@ -119,7 +119,7 @@ def feature_caches(box: Box) -> None:
     cache = Path(shutil.copytree(box.base / "cache", box.folder / "cache"))
     files = [path for path in files_of(cache / "features") if path.suffix != ".lock"]
     for path in box.rng.sample(files, box.rng.choice((1, 1, 2))):
-        if path.suffix == ".jsonl" and box.rng.random() < 0.5:
+        if path.suffix == ".jsonl" and path.stat().st_size and box.rng.random() < 0.5:
             chunks = [json.loads(line) for line in path.read_text().splitlines()]
             box.rng.choice(chunks)[box.rng.choice(("first", "crc", "keys"))] = box.rng.choice(
                 (*VALUES, 1, "AAAA", 2**62)

@@ -30,7 +30,7 @@ def damage(box: Box, path: Path) -> bool:
     how = rng.choice(
         ("bytes", "bytes", "bytes", "tree", "tree", "tree", "gone", "folder", "fifo", "link", "swap", "deep")
     )
-    if how == "tree" and path.suffix in (".json", ".jsonl"):
+    if how == "tree" and path.suffix in (".json", ".jsonl") and path.stat().st_size:
         first, *rest = path.read_text().splitlines(keepends=True) if path.suffix == ".jsonl" else [path.read_text()]
         text = json.dumps(spoil_tree(rng, json.loads(first)))
         path.write_text(text + "\n" + "".join(rest), encoding="utf-8", errors="surrogatepass")

@@ -200,6 +200,8 @@ def test_bench_counts_requests_and_overhead(
         server = uvicorn.Server(uvicorn.Config(Service(classifier, Limits()).app(), log_level="error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
+        while not server.started:
+            time.sleep(0.01)
         yield os.getpid(), listener.getsockname()[1]
         server.should_exit = True
         thread.join()

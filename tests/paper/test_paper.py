@@ -319,7 +319,7 @@ def test_the_mistakes_of_all_cells_are_reported_once(no_hub: None, tmp_path: Pat
 
 def test_a_plug_in_takes_part_in_a_table(shapes: Path, tmp_path: Path) -> None:
     shutil.copytree(shapes, tmp_path / "cifar100")
-    file = tmp_path / "mine.py"
+    file = tmp_path / "paper_plugin.py"
     file.write_text(
         "from finessl.methods import METHODS\n"
         "METHODS.register('mine', 'finessl.methods.fixmatch:FixMatch', 'FixMatch by another name')\n"
