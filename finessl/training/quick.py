@@ -98,55 +98,86 @@ def quick(
     precision = resolve_precision(recipe.train.precision, target)
     dataset = open_source(recipe, display.update)
     check_labels(dataset)
-    notes: list[str] = []
-    encoded = []
-    for name, weights in backbones:
-        backbone = create_backbone(name, weights=weights, image_size=recipe.data.image_size)
-        encoder, begun = FrozenEncoder(backbone, target, precision), time.monotonic()
-        found, count = {}, 0
-        for part, images in (("train", dataset.train), ("test", dataset.test)):
-            if images is not None:
-                label = f"{name}: encoding {part} images"
-                features = encode_images(
-                    images,
-                    encoder,
-                    progress=lambda done, total, label=label: display.update(label, done, total),  # type: ignore[misc]
-                )
-                dataset.exclude(part, features.failures)
-                found[part] = features.rows
-                count += features.encoded
-        encoded.append((name, weights, backbone, encoder.weights, found, time.monotonic() - begun, count))
-
+    encoded = [encode(dataset, name, file, recipe, target, precision, display) for name, file in backbones]
     split = make_or_load_split(recipe, dataset, None, False)
-    labels, pile = split.labels(dataset), np.union1d(split.labeled, split.unlabeled)
-    y = np.full(len(pile), -1)
-    known = np.isin(pile, split.labeled)
-    y[known] = labels[pile[known]]
     test_index, test_labels = split.test(dataset)
-    solved = []
-    for name, weights, backbone, sha256, found, seconds, count in encoded:
-        rows, classes = found["train"], len(split.classes)
-        centre = feature_centre(rows[pile]).to(target)
-        x = prepare(rows[pile], centre)
-        test = prepare(found["test"][test_index], centre) if len(test_index) else None
-        extra = {}
-        try:
-            zero_shot = text_solution(backbone, split.classes, text_features)
-        except FinesslError as error:
-            zero_shot = None
-            notes.append(f"zero-shot is left out: {error}")
-        if zero_shot is not None:
-            labeled = prepare(rows[pile[known]], torch.zeros_like(centre.cpu()))
-            extra[ZERO_SHOT] = (zero_shot, (zero_shot.logits(labeled).argmax(1).numpy() == y[known]))
-        choice = choose_solver(Pile(x), torch.from_numpy(y).to(target), classes, extra=extra, progress=display.update)
-        solved.append(
-            Solved(name, weights, backbone, choice, centre, x, test, rows, found.get("test"), seconds, count, sha256)
-        )
+    notes: list[str] = []
+    solved = [solve(one, dataset, split, test_index, target, text_features, notes, display) for one in encoded]
     chosen, why = choose_backbone(solved)
     answer = Answer(dataset, split, solved, chosen, f"{chosen.choice.reason}{why}", test_labels, notes)
     if run is not None:
         write_run(run, recipe, answer, target, precision, test_index, started)
     return answer
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The images of a data set as features of one backbone."""
+
+    name: str
+    weights: str | None  # file
+    backbone: Backbone
+    weights_sha256: str
+    rows: dict[str, np.ndarray]  # train, test: float16 [N, dim]
+    seconds: float
+    count: int  # images that were not in the cache
+
+
+def encode(
+    dataset: Dataset,
+    name: str,
+    weights: str | None,
+    recipe: Recipe,
+    device: torch.device,
+    precision: str,
+    display: Display,
+) -> Encoded:
+    """Encode all images with one backbone; images that cannot be read are excluded from the data set."""
+    backbone = create_backbone(name, weights=weights, image_size=recipe.data.image_size)
+    encoder, begun = FrozenEncoder(backbone, device, precision), time.monotonic()
+    rows, count = {}, 0
+    for part, images in (("train", dataset.train), ("test", dataset.test)):
+        if images is not None:
+            label = f"{name}: encoding {part} images"
+            features = encode_images(
+                images,
+                encoder,
+                progress=lambda done, total, label=label: display.update(label, done, total),  # type: ignore[misc]
+            )
+            dataset.exclude(part, features.failures)
+            rows[part] = features.rows
+            count += features.encoded
+    return Encoded(name, weights, backbone, encoder.weights, rows, time.monotonic() - begun, count)
+
+
+def solve(
+    encoded: Encoded, dataset: Dataset, split: Split, test_index: np.ndarray, device: torch.device,
+    text_features: str | None, notes: list[str], display: Display,
+) -> Solved:  # fmt: skip
+    """Try every solver on one backbone's features. `notes` gets a sentence about what is left out."""
+    labels, pile = split.labels(dataset), np.union1d(split.labeled, split.unlabeled)
+    y = np.full(len(pile), -1)
+    known = np.isin(pile, split.labeled)
+    y[known] = labels[pile[known]]
+    rows, test_rows = encoded.rows["train"], encoded.rows.get("test")
+    centre = feature_centre(rows[pile]).to(device)
+    x = prepare(rows[pile], centre)
+    test = prepare(test_rows[test_index], centre) if test_rows is not None and len(test_index) else None
+    extra = {}
+    try:
+        zero_shot = text_solution(encoded.backbone, split.classes, text_features)
+    except FinesslError as error:
+        zero_shot = None
+        notes.append(f"zero-shot is left out: {error}")
+    if zero_shot is not None:
+        labeled = prepare(rows[pile[known]], torch.zeros_like(centre.cpu()))
+        extra[ZERO_SHOT] = (zero_shot, (zero_shot.logits(labeled).argmax(1).numpy() == y[known]))
+    classes = len(split.classes)
+    choice = choose_solver(Pile(x), torch.from_numpy(y).to(device), classes, extra=extra, progress=display.update)
+    return Solved(
+        encoded.name, encoded.weights, encoded.backbone, choice, centre, x, test, rows, test_rows, encoded.seconds,
+        encoded.count, encoded.weights_sha256,
+    )  # fmt: skip
 
 
 def check_labels(dataset: Dataset) -> None:
@@ -227,29 +258,13 @@ def write_run(
         with writing(run.path):
             split.save(run.split_file)
         write_skipped(run, dataset)
-        description: Description = {
-            "format": FORMAT,
-            "classes": split.classes,
-            "backbone": solved.name,
-            "weights": solved.weights,
-            "weights_sha256": solved.weights_sha256,
-            "pretrained": recipe.model.pretrained,
-            "seed": recipe.seed,
-            "tuning": {"name": "linear"},
-            "head": {"name": "centred"},
-            "aux": None,
-            "precision": recipe.train.precision,
-            "image_size": backbone.image_size,
-            "mean": list(backbone.mean),
-            "std": list(backbone.std),
-        }
         centre = torch.zeros_like(solved.centre) if candidate.solver == ZERO_SHOT else solved.centre
         tensors = {
             "head.weight": solution.scale * solution.weight,
             "head.bias": solution.scale * solution.bias,
             "head.centre": centre,
         }
-        write_classifier(run.classifier, description, tensors)
+        write_classifier(run.classifier, describe(recipe, split, solved), tensors)
         logits = lambda rows: solution.logits(prepare(rows, centre)).cpu().numpy()  # noqa: E731
         accuracy = None
         with writing(run.path):
@@ -284,6 +299,27 @@ def write_run(
                 "candidates": table(answer),
             }
         )
+
+
+def describe(recipe: Recipe, split: Split, solved: Solved) -> Description:
+    """classifier.json."""
+    backbone = solved.backbone
+    return {
+        "format": FORMAT,
+        "classes": split.classes,
+        "backbone": solved.name,
+        "weights": solved.weights,
+        "weights_sha256": solved.weights_sha256,
+        "pretrained": recipe.model.pretrained,
+        "seed": recipe.seed,
+        "tuning": {"name": "linear"},
+        "head": {"name": "centred"},
+        "aux": None,
+        "precision": recipe.train.precision,
+        "image_size": backbone.image_size,
+        "mean": list(backbone.mean),
+        "std": list(backbone.std),
+    }
 
 
 def write_opinions(run: RunDirectory, answer: Answer, logits: Any) -> None:
