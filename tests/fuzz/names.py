@@ -6,7 +6,6 @@ import csv
 import io
 import os
 import re
-import shutil
 from pathlib import Path
 
 from fuzz.base import FAST, make_photos
@@ -41,7 +40,8 @@ def names(box: Box) -> None:
     if where == "file":
         name = name.replace("/", "|")
         folder = data / rng.choice(("unlabeled", "labeled/ant", "test/ant"))
-        shutil.copy(data / "labeled" / "ant" / "0.png", folder / f"{name}.png")
+        content = (data / "labeled" / "ant" / "0.png").read_bytes()
+        (folder / f"{name}.png").write_bytes(content)  # the name may be 0
         if rng.random() < 0.3:
             (data / "unlabeled" / f"{name}2.png").write_bytes(b"broken")
     verb = rng.choice(("inspect", "split", "train", "train", "train"))
