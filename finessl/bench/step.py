@@ -91,7 +91,7 @@ def bench_step(
 
     synchronize(device)
     started = time.perf_counter()
-    warmup = 8 if device.type == "cuda" else 1  # a few are computed before one is recorded
+    warmup = 8 if device.type == "cuda" else 1  # eager steps come before the capture
     for step in range(warmup):
         training(step, prefetcher.get(step))
         prefetcher.prepare(step + 1)

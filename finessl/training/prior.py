@@ -29,7 +29,7 @@ FLOOR = 0.1  # ε: no class is excluded
 
 
 class Prior:
-    """log z of the unlabeled images, with the weight that it has now (on the device: a recorded step reads it there)."""
+    """log z of the unlabeled images, with its present weight (a tensor on the device, which a captured step reads)."""
 
     def __init__(self, soft: Tensor, share: float, steps: int) -> None:
         self.log = ((1 - FLOOR) * soft + FLOOR / soft.shape[1]).log()
