@@ -7,9 +7,11 @@ is fast.
 from __future__ import annotations
 
 import errno
+import importlib
 import os
+import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
@@ -94,30 +96,13 @@ def options(
     """Image classifiers from very few labels: semi-supervised fine-tuning of vision foundation models."""
 
 
-from finessl.cli import (  # noqa: E402 - each adds its verbs to `app`
-    audit,  # noqa: F401
-    bench,  # noqa: F401
-    cache,  # noqa: F401
-    compare,  # noqa: F401
-    demo,  # noqa: F401
-    doctor,  # noqa: F401
-    evaluate,  # noqa: F401
-    export,  # noqa: F401
-    figure,  # noqa: F401
-    inspection,  # noqa: F401
-    listing,  # noqa: F401
-    paper,  # noqa: F401
-    predict,  # noqa: F401
-    probe,  # noqa: F401
-    quick,  # noqa: F401
-    report,  # noqa: F401
-    resume,  # noqa: F401
-    select,  # noqa: F401
-    serve,  # noqa: F401
-    split,  # noqa: F401
-    studio,  # noqa: F401
-    train,  # noqa: F401
-)
+def add_verbs(package: str, folders: Iterable[str]) -> None:
+    """Import the modules of a package: each adds its verbs to a group."""
+    for module in pkgutil.iter_modules(folders):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+add_verbs(__name__, __path__)
 
 
 def main() -> None:

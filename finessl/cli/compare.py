@@ -43,13 +43,11 @@ def compare(
     """
     from finessl.api import make_recipe
     from finessl.recipe import parse_setting
-    from finessl.registry import plugins
     from finessl.sweeps import compare as grid
     from finessl.sweeps.engines import run_cells
     from finessl.sweeps.table import check_format, show
 
     check_format(format_)
-    plugins.load(plugin or ())
     axes = read_axes(methods, tunings, backbones, axis or [])
     names = [grid.axis_label(axis) for axis in axes]
     axes["seed"] = axes.get("seed", list(range(seeds)))

@@ -45,10 +45,8 @@ def evaluate(
     import sys
 
     from finessl.inference.evaluate import evaluate_run
-    from finessl.registry import plugins
     from finessl.runtime.progress import Display
 
-    plugins.load(plugin or ())
     with Display() as display:
         result = evaluate_run(
             run,

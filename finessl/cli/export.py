@@ -30,10 +30,8 @@ def export(
     The files are compared with the run on real images first. Nothing is written if they do not agree.
     """
     from finessl.inference.export import export_run
-    from finessl.registry import plugins
     from finessl.runtime.progress import Display
 
-    plugins.load(plugin or ())
     with Display() as display:
         found = export_run(run, out, format=format, precision=precision, opset=opset, weights=weights, log=display.log)
     print(f"{out}: {found}")

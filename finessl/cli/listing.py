@@ -27,13 +27,12 @@ def list_(
 
     from finessl.errors import FinesslError
     from finessl.recipe.catalog import entries
-    from finessl.registry import nearest, plugins
+    from finessl.registry import nearest
     from finessl.runtime.terminal import console
 
     if kind is not None and kind not in KINDS:
         raise FinesslError(f"finessl list {kind}{nearest(kind, KINDS) or '.'} Choose from {', '.join(KINDS)}.")
     out = console()
-    plugins.load(plugin or ())
     for one in [kind] if kind else KINDS:
         table = Table(title=one, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         for name, summary, its_options in entries(one, options):

@@ -24,9 +24,22 @@ Data = Annotated[
     ),
 ]
 Run = Annotated[Path, typer.Argument(help="Run directory, or its classifier/ folder.", show_default=False)]
-Plugins = Annotated[
+
+
+def load_plugins(names: Texts) -> Texts:
+    from finessl.registry import plugins
+
+    plugins.load(names or ())
+    return names
+
+
+Plugins = Annotated[  # imported before the verb runs
     Texts,
-    typer.Option("--plugin", help="Python file or module that registers methods, tunings, … of your own; repeatable."),
+    typer.Option(
+        "--plugin",
+        help="Python file or module that registers methods, tunings, … of your own; repeatable.",
+        callback=load_plugins,
+    ),
 ]
 Set = Annotated[
     Texts, typer.Option("--set", help="Any recipe field (finessl list fields): --set method.alpha=4; repeatable.")

@@ -44,7 +44,6 @@ def paper(
     from finessl.models.aliases import BACKBONES
     from finessl.recipe import parse_setting
     from finessl.recipe.catalog import registry
-    from finessl.registry import plugins
     from finessl.sweeps.compare import axis_values
     from finessl.sweeps.engines import run_cells
     from finessl.sweeps.paper import contents
@@ -54,7 +53,6 @@ def paper(
     from finessl.sweeps.table import check_format, show
 
     check_format(format_)
-    plugins.load(plugin or ())
     places = Places(
         named_places(root, "--root", registry("datasets").names()),
         named_places(weights, "--weights", list(BACKBONES)),

@@ -84,7 +84,6 @@ def predict(
     from finessl.errors import FinesslError
     from finessl.inference.output import EMBEDDINGS, check_output
     from finessl.inference.sorting import check_target
-    from finessl.registry import plugins
 
     if embeddings is not None:
         check_output(embeddings, EMBEDDINGS, "--embeddings")
@@ -92,7 +91,6 @@ def predict(
         check_target(sort_into, images)
     elif link:
         raise FinesslError("--link says how --sort-into puts images into folders; add --sort-into DIR.")
-    plugins.load(plugin or ())
     common: dict[str, Any] = {"top": top, "weights": weights, "device": device}
     if out is not None and not out.suffix:
         from finessl.inference.bulk import Results

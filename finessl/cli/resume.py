@@ -28,12 +28,10 @@ def resume(
     """
     from finessl.cli.train import show_summary
     from finessl.recipe import Recipe, override
-    from finessl.registry import plugins
     from finessl.runs.directory import RunDirectory
     from finessl.training.loop import Settings, train
     from finessl.training.quick import METHOD as QUICK
 
-    plugins.load(plugin or ())
     directory = RunDirectory(run)
     recipe = directory.recipe()
     if recipe.method.name == QUICK and directory.finished():  # no training method: there is nothing to resume

@@ -46,7 +46,6 @@ def serve(
     from finessl.errors import FinesslError
     from finessl.inference.serve import Limits, Service, open_classifier
     from finessl.inference.serve import serve as run_server
-    from finessl.registry import plugins
     from finessl.runtime.network import bind, is_loopback
 
     local = is_loopback(host)
@@ -56,7 +55,6 @@ def serve(
         raise FinesslError(
             f"--queue {queue} is below --max-images {max_images}: such a request could never be answered."
         )
-    plugins.load(plugin or ())
     listener = bind(host, port)
     classifier = open_classifier(run, weights=weights, device=device, provider=provider)
     if not local and token is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from finessl.cli import Verbs, app
+from finessl.cli import Verbs, add_verbs, app
 
 if TYPE_CHECKING:
     from finessl.bench.data import Rate
@@ -36,16 +36,4 @@ def print_rates(rows: Sequence[Rate], json_: bool) -> None:
         print(f"{row.part:<20}{row.rate:>12,.0f}{against}")
 
 
-from finessl.cli.bench import (  # noqa: E402 - each adds its verb
-    augment,  # noqa: F401
-    data,  # noqa: F401
-    export,  # noqa: F401
-    labeling,  # noqa: F401
-    predict,  # noqa: F401
-    quick,  # noqa: F401
-    scale,  # noqa: F401
-    serve,  # noqa: F401
-    step,  # noqa: F401
-    studio,  # noqa: F401
-    tuning,  # noqa: F401
-)
+add_verbs(__name__, __path__)
