@@ -82,9 +82,8 @@ class FineSSLClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any) -> FineSSLClassifier:
         """Train on the labeled images and, where the method uses them, the unlabeled ones."""
-        images, (labels, known) = as_images(X), as_labels(y)
-        if len(labels) != len(images):
-            raise InputError(f"X holds {len(images)} images and y {len(labels)} labels; y needs one label per image.")
+        images = as_images(X)
+        labels, known = as_labels(y, len(images))
         if not known.any():
             raise InputError("y holds no label, only marks of unlabeled images; at least two classes need a label.")
         if len({isinstance(label, str) for label in labels[known]}) > 1:
@@ -135,12 +134,8 @@ class FineSSLClassifier(ClassifierMixin, BaseEstimator):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy on the images whose label y gives."""
-        labels, known = as_labels(y)
         predicted = self.predict(X)
-        if len(labels) != len(predicted):
-            raise InputError(
-                f"X holds {len(predicted)} images and y {len(labels)} labels; y needs one label per image."
-            )
+        labels, known = as_labels(y, len(predicted))
         if not known.any():
             raise InputError("y holds no label, only marks of unlabeled images: there is nothing to score.")
         weight = None if sample_weight is None else np.asarray(sample_weight)[known]
@@ -196,8 +191,8 @@ def as_files(paths: Sequence[str | os.PathLike[str]]) -> FileImages:
     return FileImages(Path("/"), PathTable.of(names, [os.stat(name).st_size for name in names]))
 
 
-def as_labels(y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Labels [n], and which of them are given."""
+def as_labels(y: Any, images: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of this many images, and which of them are given."""
     if y is None:
         raise InputError("fit requires y to be passed, but the target y is None.")  # scikit-learn's own words
     if isinstance(y, (list, tuple)) and any(isinstance(label, str) for label in y):
@@ -205,6 +200,8 @@ def as_labels(y: Any) -> tuple[np.ndarray, np.ndarray]:
         labels[:] = y
     else:
         labels = column_or_1d(y, warn=True)
+    if len(labels) != images:
+        raise InputError(f"X holds {images} images and y {len(labels)} labels; y needs one label per image.")
     if labels.dtype.kind not in "OU":
         return labels, labels != -1
     known = np.array([not unlabeled(label) for label in labels], bool)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -46,9 +46,6 @@ class Served:
     bare: float  # images per second of the loop without a server
     overhead: float  # of the server, in time: 0.1 is 10 % more than the loop
     cpu_overhead: float | None  # in CPU time; None where the system does not tell it
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def bench_serve(

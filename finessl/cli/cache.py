@@ -19,6 +19,7 @@ def show(context: typer.Context, cache_dir: Folder = None) -> None:
     """Show what is kept, where, its size and when it was last used. finessl cache clear removes it."""
     if context.invoked_subcommand is not None:
         return
+    from rich.filesize import decimal
     from rich.table import Table
 
     from finessl.data.cache import age, cache_folder, entries, limit_bytes, pixel_folder
@@ -30,9 +31,9 @@ def show(context: typer.Context, cache_dir: Folder = None) -> None:
         for name in ("what", "size", "last used"):
             table.add_column(name, justify="right" if name == "size" else "left")
         for entry in found:
-            table.add_row(f"{entry.what}\n{entry.path}", in_bytes(entry.size), f"{age(entry.used)} ago")
+            table.add_row(f"{entry.what}\n{entry.path}", decimal(entry.size), f"{age(entry.used)} ago")
         table.add_section()
-        table.add_row("all", in_bytes(sum(entry.size for entry in found)), "")
+        table.add_row("all", decimal(sum(entry.size for entry in found)), "")
         console().print(table)
     else:
         out.print("nothing is kept.")
@@ -44,16 +45,11 @@ def show(context: typer.Context, cache_dir: Folder = None) -> None:
 @cache.command("clear")
 def clear_(cache_dir: Folder = None) -> None:
     """Remove everything that is kept. Runs are not touched."""
+    from rich.filesize import decimal
+
     from finessl.data.cache import clear
 
     removed, kept = clear(cache_dir)
-    print(f"removed {in_bytes(sum(entry.size for entry in removed))}")
+    print(f"removed {decimal(sum(entry.size for entry in removed))}")
     for entry in kept:
         print(f"in use or not removable: {entry.path}")
-
-
-def in_bytes(size: int) -> str:
-    for unit, amount in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= amount:
-            return f"{size / amount:,.1f} {unit}"
-    return f"{size} bytes"

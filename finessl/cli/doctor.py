@@ -56,18 +56,14 @@ def examine() -> list[Finding]:
     from finessl.runtime.version import __version__
 
     findings = [Finding("ok", "finessl", f"{__version__} on Python {platform.python_version()}")]
-    for name in REQUIRED:
-        version = version_of(name)
-        findings.append(
-            Finding("ok", name, version) if version else Finding("problem", name, f"not installed: pip install {name}")
-        )
-    for name, (extra, use) in EXTRAS.items():
-        version = version_of(name)
-        findings.append(
-            Finding("ok", name, version)
-            if version
-            else Finding("none", name, f"optional, for {use}: pip install 'finessl[{extra}]'")
-        )
+    for name in (*REQUIRED, *EXTRAS):
+        if version := version_of(name):
+            findings.append(Finding("ok", name, version))
+        elif name in EXTRAS:
+            extra, use = EXTRAS[name]
+            findings.append(Finding("none", name, f"optional, for {use}: pip install 'finessl[{extra}]'"))
+        else:
+            findings.append(Finding("problem", name, f"not installed: pip install {name}"))
     return findings + machine() + files()
 
 
@@ -121,13 +117,8 @@ def files() -> list[Finding]:
 
         cache = Path(HF_HUB_CACHE)
         cached = sorted(p.name.removeprefix("models--").replace("--", "/") for p in cache.glob("models--*"))
-        findings.append(
-            Finding("ok", "hub cache", f"{cache}: {', '.join(cached)}")
-            if cached
-            else Finding(
-                "none", "hub cache", f"{cache} is empty: weights are downloaded when needed, or --weights FILE"
-            )
-        )
+        empty = Finding("none", "hub cache", f"{cache} is empty: weights are downloaded when needed, or --weights FILE")
+        findings.append(Finding("ok", "hub cache", f"{cache}: {', '.join(cached)}") if cached else empty)
     except ImportError:
         pass
     return findings

@@ -61,8 +61,9 @@ def evaluate(
         print(f"finessl: skipped {image}: {reason}", file=sys.stderr)
     if json_:
         import json
+        from dataclasses import asdict
 
-        print(json.dumps(result.as_dict()))
+        print(json.dumps(asdict(result)))
     else:
         show(run, result)
 

@@ -54,7 +54,7 @@ def span(counts: Any) -> str:
 
 
 def show_report(found: Any, most: int) -> None:
-    from finessl.data.dataset import count_of
+    from finessl.data.dataset import worded
     from finessl.runtime.terminal import console
 
     out = console(soft_wrap=True)  # a file name is not broken in two
@@ -75,36 +75,21 @@ def show_report(found: Any, most: int) -> None:
         say(f"  pixels: {size(found.smallest)} to {size(found.largest)}, median {size(found.median)}")
     for note in found.notes:
         say(f"  {note}")
-    for one, many, items in (
-        ("image cannot be read", "images cannot be read", [f"{key}: {reason}" for key, reason in found.broken]),
-        (
-            "group of identical training images",
-            "groups of identical training images",
-            [" = ".join(group) for group in found.duplicates],
-        ),
-        (
-            "group of nearly identical training images",
-            "groups of nearly identical training images",
-            [" ≈ ".join(group) for group in found.near],
-        ),
-        (
-            "test image that is also in the training set",
-            "test images that are also in the training set",
-            [f"{t} {'=' if how == 'same' else '≈'} {i}" for t, i, how in found.leaks],
-        ),
-        (
-            "group of identical or nearly identical images with different labels",
-            "groups of identical or nearly identical images with different labels",
-            [", ".join(f"{key} ({name})" for key, name in group) for group in found.conflicts],
-        ),
-        (
-            "suspicious label",
-            "suspicious labels",
-            [f"{s.key}: labeled {s.label}, looks like {s.looks_like}" for s in found.suspects],
-        ),
-    ):
+    titles = {
+        "image{s} cannot be read": [f"{key}: {reason}" for key, reason in found.broken],
+        "group{s} of identical training images": [" = ".join(group) for group in found.duplicates],
+        "group{s} of nearly identical training images": [" ≈ ".join(group) for group in found.near],
+        "test image{s} that {are} also in the training set": [
+            f"{t} {'=' if how == 'same' else '≈'} {i}" for t, i, how in found.leaks
+        ],
+        "group{s} of identical or nearly identical images with different labels": [
+            ", ".join(f"{key} ({name})" for key, name in group) for group in found.conflicts
+        ],
+        "suspicious label{s}": [f"{s.key}: labeled {s.label}, looks like {s.looks_like}" for s in found.suspects],
+    }
+    for title, items in titles.items():
         if items:
-            say(f"\n{count_of(len(items), one, many)}")
+            say("\n" + worded(len(items), "{n} " + title))
             for item in items[:most]:
                 say(f"  {item}")
             if len(items) > most:

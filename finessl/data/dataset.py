@@ -183,6 +183,15 @@ def count_of(count: int, noun: str, nouns: str = "") -> str:
     return f"1 {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
 
 
+def worded(count: int, text: str) -> str:
+    """The text with its {n}, and with {s}, {are}, {have} and {them} in the singular or plural that goes with n."""
+    one = count == 1
+    return text.format(
+        n=f"{count:,}", s="" if one else "s", are="is" if one else "are", have="has" if one else "have",
+        them="it" if one else "them",
+    )  # fmt: skip
+
+
 def some(names: Sequence[str], first: int = 5) -> str:
     """ "a, b, c and 5 more": the first names of a list."""
     more = f" and {len(names) - first:,} more" if len(names) > first else ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image
 
-from finessl.data.dataset import Dataset, count_of, left_out, some, warnings_note
+from finessl.data.dataset import Dataset, count_of, left_out, some, warnings_note, worded
 from finessl.data.images import ArrayImages, ImageError, Images, opened, pillow_warnings, shrunk
 from finessl.data.near_duplicates import Signatures, content_hash, equal_groups, join_pairs, near_pairs
 from finessl.runtime.callbacks import Count
@@ -193,43 +193,28 @@ def advise(found: Report, sizes: np.ndarray) -> list[str]:
 def advise_files(found: Report) -> list[str]:
     advice = [f"{line}." for line in left_out(found.excluded)]
     if count := len(found.broken):
-        advice.append(
-            f"{count_of(count, 'image')} cannot be read and {'is' if count == 1 else 'are'} left out of training and "
-            f"testing. Mend or remove {'it' if count == 1 else 'them'}."
-        )
+        text = "{n} image{s} cannot be read and {are} left out of training and testing. Mend or remove {them}."
+        advice.append(worded(count, text))
     if found.damaged:
         advice.append(f"{warnings_note(key for key, _ in found.damaged)}.")
     return advice
 
 
 def advise_copies(found: Report) -> list[str]:
-    advice = []
-    if count := sum(len(group) - 1 for group in found.duplicates):
-        advice.append(
-            f"{count_of(count, 'training image is a copy', 'training images are copies')} of another. Keep one of each: "
-            "copies are drawn more often in training."
-        )
-    if count := len(found.near):
-        advice.append(
-            f"{count_of(count, 'group')} of training images {'is' if count == 1 else 'are'} nearly identical. Look at them: "
-            "keep one of each where they are the same picture."
-        )
-    if count := len(found.leaks):
-        advice.append(
-            f"{count_of(count, 'test image is', 'test images are')} also in the training set: accuracy will be "
-            f"overstated. Remove {'it' if count == 1 else 'them'} from one of the two."
-        )
-    if count := len(found.conflicts):
-        advice.append(
-            f"{count_of(count, 'group')} of identical or nearly identical images {'has' if count == 1 else 'have'} "
-            "different labels. Correct the labels, or remove the images."
-        )
-    if count := len(found.suspects):
-        advice.append(
-            f"{count_of(count, 'label looks', 'labels look')} wrong to the backbone. Check these first; hard images may be "
-            "among them."
-        )
-    return advice
+    copies = sum(len(group) - 1 for group in found.duplicates)
+    are_copies = "training image is a copy" if copies == 1 else "training images are copies"
+    look = "label looks" if len(found.suspects) == 1 else "labels look"
+    advice = [
+        (copies, f"{{n}} {are_copies} of another. Keep one of each: copies are drawn more often in training."),
+        (len(found.near), "{n} group{s} of training images {are} nearly identical. Look at them: keep one of each where "
+         "they are the same picture."),
+        (len(found.leaks), "{n} test image{s} {are} also in the training set: accuracy will be overstated. Remove {them} "
+         "from one of the two."),
+        (len(found.conflicts), "{n} group{s} of identical or nearly identical images {have} different labels. Correct "
+         "the labels, or remove the images."),
+        (len(found.suspects), f"{{n}} {look} wrong to the backbone. Check these first; hard images may be among them."),
+    ]  # fmt: skip
+    return [worded(count, text) for count, text in advice if count]
 
 
 def advise_labels(found: Report, sizes: np.ndarray) -> list[str]:

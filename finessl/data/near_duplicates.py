@@ -110,19 +110,12 @@ def confirm(signatures: Signatures, left: np.ndarray, right: np.ndarray) -> np.n
 
 
 def join_pairs(pairs: np.ndarray) -> list[np.ndarray]:
-    """Groups of positions that pairs connect."""
-    parent: dict[int, int] = {}
+    """Groups of positions that pairs connect, each in order; in order of their first position."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    def root(i: int) -> int:
-        while (up := parent.setdefault(i, i)) != i:
-            parent[i] = parent[up]
-            i = parent[i]
-        return i
-
-    for i, j in pairs.tolist():
-        a, b = root(i), root(j)
-        parent[max(a, b)] = min(a, b)
-    groups: dict[int, list[int]] = {}
-    for i in sorted(parent):
-        groups.setdefault(root(i), []).append(i)
-    return [np.array(group) for group in groups.values()]
+    members, ends = np.unique(pairs, return_inverse=True)
+    left, right = ends.reshape(-1, 2).T
+    links = coo_array((np.ones(len(left), bool), (left, right)), shape=(len(members), len(members)))
+    _, group_of = connected_components(links, directed=False)
+    return [members[group] for group in equal_groups(group_of)]

@@ -6,7 +6,7 @@ import hashlib
 import shlex
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +40,16 @@ class Evaluation:
     left_out: int = 0  # images that training used: not measured
     notes: list[str] = field(default_factory=list)  # what the accuracy does not say by itself
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def evaluate_run(
     run: str | Path,
     data: str | None = None,
     *,
-    root: str | None = None,
-    path_column: str | None = None,
-    label_column: str | None = None,
     weights: str | None = None,
     device: str = "auto",
     include_unlabeled: bool = False,
     progress: Count | None = None,
+    **options: Any,
 ) -> Evaluation:
     """Accuracy on the run's own test images, or on the labeled images of other data.
 
@@ -66,8 +61,7 @@ def evaluate_run(
     if data is None:
         data, dataset = own_test_images(run)
     else:
-        columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column}
-        dataset = open_dataset(data, root=root, **{name: value for name, value in columns.items() if value is not None})
+        dataset = open_dataset(data, **options)
     images, use, truth = labeled_images(dataset, classifier, data)
 
     notes: list[str] = []

@@ -64,7 +64,7 @@ class CoOpHead(Head):
         random = torch.empty(self.context.shape).normal_(0, 0.02, generator=generator)
         self.context.copy_(random if self.names.initial is None else self.names.initial)
 
-    def set(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def set(self, weight: Tensor) -> None:
         raise FinesslError(
             "the coop head has no class weights to start from, only words: leave out --head-init, and choose the words "
             'with --set head.context_init="a photo of a".'

@@ -51,8 +51,8 @@ class Head(nn.Module):
         """Random initial weights."""
         raise NotImplementedError
 
-    def set(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Set the initial weights [C, dim] and bias [C]."""
+    def set(self, weight: Tensor) -> None:
+        """Start from the weights [C, dim], without a bias."""
         raise NotImplementedError
 
     def exported(self, choice: Choice) -> tuple[Choice, Head]:
@@ -80,7 +80,7 @@ class CosineHead(Head):
         self.set(F.normalize(weight, dim=1))
 
     @torch.no_grad()
-    def set(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def set(self, weight: Tensor) -> None:
         self.weight.copy_(weight)
         self.scale.fill_(self.initial_scale)
 
@@ -105,7 +105,7 @@ class ProjectedHead(CosineHead):
         self.set(torch.empty(len(self.weight), dim).uniform_(-1, 1, generator=generator))
 
     @torch.no_grad()
-    def set(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def set(self, weight: Tensor) -> None:
         super().set(F.normalize(weight.to(self.projection) @ self.projection, dim=1))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -126,12 +126,9 @@ class LinearHead(Head):
         self.set(torch.empty(self.weight.shape).normal_(0, 0.01, generator=generator))
 
     @torch.no_grad()
-    def set(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def set(self, weight: Tensor) -> None:
         self.weight.copy_(weight)
-        if bias is None:
-            self.bias.zero_()
-        else:
-            self.bias.copy_(bias)
+        self.bias.zero_()
 
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(features, self.weight, self.bias)

@@ -67,11 +67,11 @@ class Network(nn.Module):
     def forward(self, images: Tensor) -> HeadOutputs:
         return self.classify(self.features(images))
 
-    def set_head(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def set_head(self, weight: Tensor) -> None:
         """Set the initial weights of both heads (head_init.py)."""
         for head in (self.head, self.aux):
             if head is not None:
-                head.set(weight, bias)
+                head.set(weight)
         self._remember()
 
     def trained(self) -> dict[str, nn.Parameter]:

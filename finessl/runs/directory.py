@@ -31,15 +31,7 @@ from typing_extensions import TypedDict
 
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe
-from finessl.runtime.files import (
-    DamagedFile,
-    read_bytes,
-    read_json,
-    reading,
-    write_atomically,
-    write_json,
-    writing,
-)
+from finessl.runtime.files import DamagedFile, read_bytes, read_json, reading, write_atomically, write_json, writing
 
 RESUMES = "it resumes from the last checkpoint."  # end of the message about a full disk
 MAX_METRICS_BYTES = 4 << 30
@@ -88,38 +80,14 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-
-    @property
-    def recipe_file(self) -> Path:
-        return self.path / "recipe.toml"
-
-    @property
-    def split_file(self) -> Path:
-        return self.path / "split.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def classifier(self) -> Path:
-        return self.path / "classifier"
-
-    @property
-    def skipped_file(self) -> Path:
-        return self.path / "skipped.csv"
-
-    @property
-    def meta_file(self) -> Path:
-        return self.path / "meta.json"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / ".lock"
+        self.recipe_file = self.path / "recipe.toml"
+        self.split_file = self.path / "split.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.classifier = self.path / "classifier"
+        self.skipped_file = self.path / "skipped.csv"
+        self.meta_file = self.path / "meta.json"
+        self.lock_file = self.path / ".lock"
 
     def check(self, recipe: Recipe) -> list[str]:
         """Refuse a directory that holds a run of another recipe. Returns the fields that differ only in the location of

@@ -62,7 +62,8 @@ def test_projected_head_by_hand() -> None:
 
 def test_linear_head_by_hand() -> None:
     head = LinearHead(2, 2)
-    head.set(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, -0.5]))
+    head.set(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    head.bias.data.copy_(torch.tensor([0.5, -0.5]))
     torch.testing.assert_close(head(torch.tensor([[1.0, 1.0]])), torch.tensor([[3.5, 6.5]]))
     head = LinearHead(500, 50)
     head.reset(seeded())
@@ -188,5 +189,6 @@ def test_centred_head_by_hand() -> None:
     head = CentredHead(2, 2)
     with torch.no_grad():
         head.centre.copy_(torch.tensor([0.6, 0.0]))
-    head.set(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, -0.5]))
+    head.set(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    head.bias.data.copy_(torch.tensor([0.5, -0.5]))
     torch.testing.assert_close(head(torch.tensor([[3.0, 4.0]])), torch.tensor([[2.5, 3.5]]))

@@ -22,11 +22,13 @@ def serve(
     json_: Json = False,
 ) -> None:
     """A server on this machine under load, and its overhead over bare prediction in requests of 32 photos."""
+    from dataclasses import asdict
+
     from finessl.bench.serve import bench_serve
 
     found = bench_serve(run, device=device, clients=clients, requests=requests, repeats=repeats)
     if json_:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(asdict(found)))
         return
     print(
         f"{clients} clients, {found.requests:,} requests of one photo: {found.requests_per_second:.1f} requests/s, "

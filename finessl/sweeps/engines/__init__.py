@@ -9,33 +9,20 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from finessl.errors import FinesslError, Mistakes
-from finessl.recipe import Recipe
 from finessl.registry import nearest
-from finessl.runs.directory import RunDirectory
 from finessl.runtime.callbacks import Log
+from finessl.sweeps.compare import Cell
 
 ENGINES = ("local", "ray", "print")
 
 
-class Job(Protocol):
-    """The part of a cell that an engine needs (`compare.Cell` is one)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def recipe(self) -> Recipe: ...
-    @property
-    def run(self) -> RunDirectory: ...
-
-
-Ended = Callable[[Job, str | None], None]  # (cell, error of its last attempt or None)
+Ended = Callable[[Cell, str | None], None]  # (cell, error of its last attempt or None)
 
 
 def run_cells(
-    cells: Sequence[Job],
+    cells: Sequence[Cell],
     *,
     engine: str = "local",
     jobs: int = 1,
@@ -76,7 +63,7 @@ def run_cells(
     failed: dict[str, str] = {}
     ended = 0
 
-    def end(cell: Job, error: str | None) -> None:
+    def end(cell: Cell, error: str | None) -> None:
         nonlocal ended
         ended += 1
         if error:
@@ -94,11 +81,11 @@ def run_cells(
     return failed
 
 
-def result(cell: Job) -> str:
+def result(cell: Cell) -> str:
     meta = cell.run.meta()
     accuracy = "no test images" if meta.get("accuracy") is None else f"{meta['accuracy']:.2%}"
     return f"{accuracy} in {meta.get('seconds', 0):.0f} s"
 
 
-def cell_command(cell: Job, device: str = "auto") -> list[str]:
+def cell_command(cell: Cell, device: str = "auto") -> list[str]:
     return [sys.executable, "-m", "finessl", "resume", str(cell.run.path.resolve()), "--device", device]

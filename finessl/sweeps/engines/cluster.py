@@ -15,11 +15,12 @@ from finessl.errors import FinesslError
 from finessl.runs.directory import RunDirectory
 from finessl.runtime.callbacks import Log
 from finessl.runtime.ray import connected
-from finessl.sweeps.engines import Ended, Job
+from finessl.sweeps.compare import Cell
+from finessl.sweeps.engines import Ended
 
 
 def run_ray(
-    cells: Sequence[Job],
+    cells: Sequence[Cell],
     ended: Ended,
     log: Log,
     *,
@@ -46,7 +47,7 @@ def run_ray(
             )
         task = ray.remote(train_cell)
 
-        def submit(cell: Job) -> Any:
+        def submit(cell: Cell) -> Any:
             options = dict(num_cpus=cpus, num_gpus=share, max_retries=retries, name=cell.name)
             arguments = (str(cell.run.path.resolve()), os.getcwd(), device, max(int(cpus), 1), checkpoint_seconds)
             return task.options(**options).remote(*arguments)

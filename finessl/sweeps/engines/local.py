@@ -20,14 +20,15 @@ from finessl.runtime.callbacks import Log
 from finessl.runtime.files import writing
 from finessl.runtime.machine import usable_cores
 from finessl.runtime.terminal import console
-from finessl.sweeps.engines import Ended, Job, cell_command
+from finessl.sweeps.compare import Cell
+from finessl.sweeps.engines import Ended, cell_command
 
-Command = Callable[[Job, str], list[str]]
+Command = Callable[[Cell, str], list[str]]
 
 
 @dataclass
 class Running:
-    cell: Job
+    cell: Cell
     tries: int
     process: subprocess.Popen[bytes]
     output: IO[bytes]  # error.log; removed unless the cell fails
@@ -53,7 +54,7 @@ class Running:
 
 
 def run_local(
-    cells: Sequence[Job],
+    cells: Sequence[Cell],
     ended: Ended,
     log: Log,
     *,
@@ -69,7 +70,7 @@ def run_local(
     waiting = deque((cell, 0) for cell in cells)
     running: dict[int, Running] = {}
     environments = [environment(slot, jobs, device) for slot in range(jobs)]
-    with status_lines(log) as status, terminated_is_interrupted():
+    with status_lines() as show, terminated_is_interrupted():
         try:
             while waiting or running:
                 for slot in range(jobs):
@@ -82,16 +83,16 @@ def run_local(
                     del running[slot]
                     error = job.end(code)
                     if error and job.tries < retries:
-                        status.log(f"{job.cell.name}: failed, will be tried again: {error}")
+                        log(f"{job.cell.name}: failed, will be tried again: {error}")
                         waiting.append((job.cell, job.tries + 1))
                     else:
                         ended(job.cell, error)
-                status.show(running.values(), len(waiting))
+                show(running.values(), len(waiting))
         finally:
             stop(list(running.values()))
 
 
-def start(cell: Job, tries: int, command: Command, device: str, variables: dict[str, str]) -> Running:
+def start(cell: Cell, tries: int, command: Command, device: str, variables: dict[str, str]) -> Running:
     with writing(cell.run.path):
         output = open(cell.run.path / "error.log", "wb")  # noqa: SIM115 - closed when the process has ended
     process = subprocess.Popen(
@@ -140,27 +141,23 @@ def visible_gpus() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-class Status:
-    """One line per running cell, on a terminal; elsewhere only logged lines."""
-
-    def __init__(self, live: Live | None, log: Log) -> None:
-        self.live, self.log = live, log
-
-    def show(self, running: Iterable[Running], waiting: int) -> None:
-        if self.live:
-            lines = [f"{job.cell.name}: {job.last_line()}" for job in running]
-            more = [f"{waiting} waiting"] if waiting else []
-            self.live.update(Text("\n".join([*lines, *more]), style="dim", no_wrap=True, overflow="ellipsis"))
-
-
 @contextlib.contextmanager
-def status_lines(log: Log) -> Iterator[Status]:
+def status_lines() -> Iterator[Callable[[Iterable[Running], int], None]]:
+    """A function that shows a line per running cell on a terminal, and nothing elsewhere."""
     output = console(stderr=True)
-    if not output.is_terminal:
-        yield Status(None, log)
-        return
-    with Live(console=output, transient=True, refresh_per_second=4) as live:
-        yield Status(live, log)
+    with (
+        Live(console=output, transient=True, refresh_per_second=4)
+        if output.is_terminal
+        else contextlib.nullcontext() as live
+    ):
+
+        def show(running: Iterable[Running], waiting: int) -> None:
+            if live:
+                lines = [f"{job.cell.name}: {job.last_line()}" for job in running]
+                lines += [f"{waiting} waiting"] if waiting else []
+                live.update(Text("\n".join(lines), style="dim", no_wrap=True, overflow="ellipsis"))
+
+        yield show
 
 
 @contextlib.contextmanager
