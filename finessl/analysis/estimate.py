@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch.nn.functional import normalize
 
 from finessl.frozen.suspects import held_out_scores, suspicious_labels
+from finessl.models.closed_form import class_directions, class_sums
 
 if TYPE_CHECKING:
     from finessl.analysis.runs import Outcome
@@ -48,22 +51,21 @@ def second_opinion(outcome: Outcome) -> SecondOpinion | None:
 def familiar(
     x: np.ndarray, labels: np.ndarray, u: np.ndarray, several: np.ndarray, classes: int
 ) -> tuple[np.ndarray, float | None]:
-    """Familiarity of the unlabeled images, and its threshold from labeled images, each compared with the other ones."""
-    sums = np.zeros((classes, x.shape[1]))
-    np.add.at(sums, labels, x)
-    means = unit(sums)
-    means[np.bincount(labels, minlength=classes) == 0] = 0.0
-    own = (x * unit(sums[labels] - x)).sum(1)
-    others = x @ means.T
-    others[np.arange(len(x)), labels] = -1.0
-    held_out = np.maximum(own, others.max(1))[several]
+    """Familiarity of the unlabeled images, and its threshold from labeled images, each compared with the other ones.
+
+    x, u: unit features of the labeled and unlabeled images.   several: [N] images whose class has other labels.
+    """
+    rows, own_class = torch.from_numpy(x), torch.from_numpy(labels).long()
+    means, sums = (of(rows, own_class, classes) for of in (class_directions, class_sums))
+    own = (rows * normalize(sums[own_class] - rows, dim=1)).sum(1)
+    others = (rows @ means.T).scatter_(1, own_class[:, None], -1.0)
+    held_out = torch.maximum(own, others.amax(1)).numpy()[several]
     threshold = float(np.quantile(held_out, STRANGE)) if len(held_out) >= 1 / STRANGE else None
-    return (u @ means.T).max(1), threshold
+    return (u @ means.numpy().T).max(1), threshold
 
 
 def unit(x: np.ndarray) -> np.ndarray:
-    x = np.asarray(x, np.float64)
-    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    return normalize(torch.tensor(x, dtype=torch.float64), dim=1).numpy()
 
 
 def doubtful_labels(outcome: Outcome, opinion: SecondOpinion) -> list[tuple[int, int, int, float]]:

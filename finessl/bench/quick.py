@@ -18,7 +18,7 @@ from finessl.data.dataset import Dataset
 from finessl.data.splits import make_split
 from finessl.errors import FinesslError
 from finessl.frozen.choose import DEFAULT, Pile, choose_solver
-from finessl.frozen.features import FrozenEncoder, encode_images
+from finessl.frozen.features import FrozenEncoder, encode_part
 from finessl.frozen.select import Strategy, select_images
 from finessl.frozen.solvers import feature_centre, prepare
 from finessl.models.backbones import create_backbone
@@ -54,21 +54,12 @@ def measure(
     if dataset.test is None or dataset.test_labels is None or (dataset.train_labels < 0).any():
         raise FinesslError(f"{dataset.name}: this needs a label for every image, and test images.")
     encoder = FrozenEncoder(create_backbone(backbone, weights=weights), device, precision)
-    found = []
-    for part, images in (("train", dataset.train), ("test", dataset.test)):
-        features = encode_images(
-            images,
-            encoder,
-            progress=lambda done, total, part=part: progress(f"encoding {part} images", done, total),  # type: ignore[misc]
-        )
-        dataset.exclude(part, features.failures)
-        found.append(features)
-    rows, usable = found[0].rows, found[0].usable()
-    good = np.flatnonzero(usable)
+    trained, tests = (encode_part(dataset, part, encoder, progress) for part in ("train", "test"))
+    rows, good = trained.rows, np.flatnonzero(trained.usable())
     centre = feature_centre(rows[good]).to(device)
     pile, truth = Pile(prepare(rows[good], centre)), torch.from_numpy(dataset.train_labels[good]).to(device)
-    tested = found[1].usable() & (dataset.test_labels >= 0)
-    test, wanted = prepare(found[1].rows[tested], centre), torch.from_numpy(dataset.test_labels[tested]).to(device)
+    tested = tests.usable() & (dataset.test_labels >= 0)
+    test, wanted = prepare(tests.rows[tested], centre), torch.from_numpy(dataset.test_labels[tested]).to(device)
     begun = time.perf_counter()
     pile.graph  # noqa: B018 - built once
     results = {("graph", 0): Row("graph", 0, seconds=[time.perf_counter() - begun])}

@@ -37,12 +37,13 @@ def inspect_(
         dataset = open_dataset(data, **fields)
         suspects: list[Suspect] = []
         if backbone is not None:
+            from finessl.frozen.features import FrozenEncoder, encode_part
             from finessl.frozen.suspects import find_suspects
-            from finessl.inference.probe import features_of
+            from finessl.models.backbones import create_backbone
             from finessl.runtime.device import resolve_device
 
-            features = features_of(dataset, backbone, weights, resolve_device(device), display.update)
-            suspects = find_suspects(dataset, features)
+            encoder = FrozenEncoder(create_backbone(backbone, weights=weights), resolve_device(device))
+            suspects = find_suspects(dataset, encode_part(dataset, "train", encoder, display.update).rows)
         found = report(dataset, suspects=suspects, progress=lambda d, t: display.update("looking", d, t or d))
     show_report(found, most)
 

@@ -140,10 +140,10 @@ def better(right: np.ndarray, other: np.ndarray) -> bool:
     return won - lost > np.sqrt(won + lost)
 
 
-def assign_folds(labels: np.ndarray, classes: int) -> np.ndarray | None:
+def assign_folds(labels: np.ndarray, classes: int, most: int = FOLDS) -> np.ndarray | None:
     """[labeled] fold of each labeled image, −1 for the only image of a class; None when no class has two.
 
-    Each fold holds every k-th image of each class, up to FOLDS folds.
+    Each fold holds every k-th image of each class, up to `most` folds.
     """
     counts = np.bincount(labels, minlength=classes)
     if counts.max() < 2:
@@ -151,7 +151,7 @@ def assign_folds(labels: np.ndarray, classes: int) -> np.ndarray | None:
     order = np.argsort(labels, kind="stable")
     place = np.empty(len(labels), int)  # within its class
     place[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    folds = int(min(FOLDS, counts[counts > 1].min()))
+    folds = int(min(most, counts[counts > 1].min()))
     return np.where(counts[labels] > 1, place % folds, -1)
 
 

@@ -24,20 +24,22 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import PIL
 import torch
 
+from finessl.data.dataset import Dataset, broken_files
 from finessl.data.folder_index import cache_folder
 from finessl.data.images import ImageError, Images, squash
 from finessl.data.pixel_file import locked
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
-from finessl.models.encoder import freeze_dtype
+from finessl.models.build import store_frozen
 from finessl.models.forward import forward_pixels
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, Progress, no_progress
 from finessl.runtime.machine import usable_cores
 
 VERSION = 1
@@ -103,6 +105,20 @@ def encode_images(
     return Features(store.gather(place), sorted(failures), len(todo))
 
 
+def encode_part(dataset: Dataset, part: str, encoder: FrozenEncoder, progress: Progress = no_progress) -> Features:
+    """Features of one part of a data set, which then excludes the images that cannot be read.   part: "train" or "test"."""
+    images = dataset.train if part == "train" else dataset.test
+    assert images is not None
+    features = encode_images(
+        images, encoder, progress=partial(progress, f"{encoder.backbone.name}: encoding {part} images")
+    )
+    dataset.exclude(part, features.failures)
+    if not features.usable().any():
+        broken = broken_files([(images.key(i), reason) for i, reason in features.failures])
+        raise FinesslError(f"{dataset.name}: none of the {len(images):,} {part} images can be read. {broken}")
+    return features
+
+
 def missing(images: Images, encoder: FrozenEncoder, cache_dir: Path | None = None) -> int:
     """How many images are not in the cache."""
     keys, _ = digests(images)
@@ -132,7 +148,7 @@ def digests(images: Images) -> tuple[np.ndarray, list[tuple[int, str]]]:
 class FrozenEncoder:
     """A backbone that only computes: images → features, in batches, with the next batch decoded meanwhile.
 
-    precision: fp32, or bf16 for a backbone in half precision. The backbone is converted: use it here alone.
+    precision: fp32, bf16, fp16 or fp8. The backbone is converted: use it here alone.
     """
 
     def __init__(self, backbone: Backbone, device: torch.device, precision: str = "fp32") -> None:
@@ -140,8 +156,7 @@ class FrozenEncoder:
         self.weights = backbone.sha256()  # before it is converted
         self.batch = BATCH.get(device.type, 32)
         backbone.encoder.to(device).eval().requires_grad_(False)
-        if precision != "fp32":
-            freeze_dtype(backbone.encoder, torch.bfloat16)
+        store_frozen(backbone.encoder, precision)
 
     def description(self) -> dict[str, object]:
         backbone = self.backbone

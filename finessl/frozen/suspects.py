@@ -13,6 +13,7 @@ import torch
 
 from finessl.data.dataset import Dataset
 from finessl.data.inspection import Suspect
+from finessl.frozen.choose import assign_folds
 from finessl.models.closed_form import ridge
 
 FOLDS = 5
@@ -34,15 +35,9 @@ def held_out_scores(x: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarr
     Each fold holds every k-th image of each class, up to FOLDS folds. The only image of a class is in no fold: its score is of
     a fit that includes it.   x: float64 unit features [N, d].   labels: [N].
     """
-    order = np.argsort(labels, kind="stable")
-    counts = np.bincount(labels, minlength=classes)
-    rank = np.empty(len(labels), int)  # within its class
-    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    several = counts[counts > 1]
-    folds = int(min(FOLDS, several.min())) if len(several) else 0
-    scores = fit(x, labels, classes)(x)
-    for fold in range(folds):
-        held = (rank % folds == fold) & (counts[labels] > 1)
+    scores, folds = fit(x, labels, classes)(x), assign_folds(labels, classes, FOLDS)
+    for fold in () if folds is None else range(folds.max() + 1):
+        held = folds == fold
         scores[held] = fit(x[~held], labels[~held], classes)(x[held])
     return scores
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from finessl.data.dataset import Dataset, broken_files
-from finessl.data.pixel_store import PixelStore
 from finessl.data.sampler import SPLIT, generator
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
-from finessl.inference.encode import encode
-from finessl.models.backbones import Backbone, create_backbone
-from finessl.models.build import store_frozen
+from finessl.frozen.features import FrozenEncoder, encode_part
+from finessl.models.backbones import create_backbone
 from finessl.models.closed_form import class_directions
-from finessl.runtime.callbacks import Progress
+from finessl.runtime.callbacks import Progress, no_progress
 
 
 @dataclass(frozen=True)
@@ -38,9 +34,6 @@ class Probe:
 def probe(
     data: str,
     *,
-    root: str | None = None,
-    path_column: str | None = None,
-    label_column: str | None = None,
     backbone: str = "embedded",
     weights: str | None = None,
     image_size: int | None = None,
@@ -48,19 +41,20 @@ def probe(
     neighbours: int = 20,
     device: torch.device,
     precision: str = "fp32",
-    cache_dir: Path | None = None,
-    progress: Progress = lambda label, done, total: None,
+    progress: Progress = no_progress,
+    **options: Any,
 ) -> Probe:
-    """The bank of the neighbours and the probe's training set are all training images whose labels are known."""
-    columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column}
-    dataset = open_dataset(data, root=root, **{name: value for name, value in columns.items() if value is not None})
+    """The bank of the neighbours and the probe's training set are all training images whose labels are known.
+
+    data, options: as in `open_dataset`.   backbone, weights, image_size: as in `create_backbone`.   labels_per_class: of the
+    class means.   neighbours: k.   precision: of the encoder.
+    """
+    dataset = open_dataset(data, **options)
     if dataset.test is None or dataset.test_labels is None:
         raise FinesslError(f"{data} has no test images; a probe needs train and test.")
-    model = create_backbone(backbone, weights=weights, image_size=image_size)
-    model.encoder.to(device).eval().requires_grad_(False)
-    store_frozen(model.encoder, precision)
+    encoder = FrozenEncoder(create_backbone(backbone, weights=weights, image_size=image_size), device, precision)
     train, test = (
-        F.normalize(encode_part(dataset, part, model, device, precision, cache_dir, progress), dim=1)
+        F.normalize(torch.tensor(encode_part(dataset, part, encoder, progress).rows, device=device).float(), dim=1)
         for part in ("train", "test")
     )
     labels = torch.from_numpy(dataset.train_labels).to(device)
@@ -80,51 +74,6 @@ def probe(
         (float(np.mean(few)), float(np.std(few, ddof=1))),
         labels_per_class,
     )
-
-
-def encode_part(
-    dataset: Dataset,
-    part: str,
-    model: Backbone,
-    device: torch.device,
-    precision: str = "fp32",
-    cache_dir: Path | None = None,
-    progress: Progress = lambda label, done, total: None,
-) -> Tensor:
-    """Features [N, dim] of the training or the test images; rows of broken ones are zero, and the data set knows them."""
-    images = dataset.train if part == "train" else dataset.test
-    assert images is not None
-    store = PixelStore.build(images, square=model.image_size, cache_dir=cache_dir)
-    dataset.exclude(part, store.failures)
-    readable = np.flatnonzero(store.sizes[:, 0] > 0)
-    if not len(readable):
-        raise FinesslError(
-            f"{dataset.name}: none of the {len(images):,} {part} images can be read. "
-            + broken_files([(images.key(i), reason) for i, reason in store.failures])
-        )
-    found = encode(
-        model.encoder,
-        store,
-        size=model.image_size,
-        mean=model.mean,
-        std=model.std,
-        device=device,
-        precision=precision,
-        indices=readable,
-        progress=lambda done, total: progress(f"encoding {part} images", done, total),
-    )
-    features = found.new_zeros(len(store), found.shape[1])
-    features[torch.from_numpy(readable).to(device)] = found
-    return features
-
-
-def features_of(
-    dataset: Dataset, backbone: str, weights: str | None, device: torch.device, progress: Progress
-) -> np.ndarray:
-    """The frozen features of all training images, for `finessl inspect`."""
-    model = create_backbone(backbone, weights=weights)
-    model.encoder.to(device).eval()
-    return encode_part(dataset, "train", model, device, progress=progress).cpu().numpy()
 
 
 def score(logits: Tensor, truth: Tensor) -> float:

@@ -20,6 +20,11 @@ def ridge(x: Tensor, y: Tensor, penalty: float, *, relative: bool = False) -> Te
     return x.T @ torch.linalg.solve(gram, y) if dual else torch.linalg.solve(gram, x.T @ y)
 
 
+def class_sums(x: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """[C, dim]: sum of each class's rows of x."""
+    return x.new_zeros(classes, x.shape[1]).index_add_(0, labels, x)
+
+
 def class_directions(x: Tensor, labels: Tensor, classes: int) -> Tensor:
     """[C, dim]: direction of the mean of each class's rows of x; zero for a class without rows."""
-    return F.normalize(x.new_zeros(classes, x.shape[1]).index_add_(0, labels, x), dim=1)
+    return F.normalize(class_sums(x, labels, classes), dim=1)

@@ -14,7 +14,7 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, create_model, field_validator
@@ -111,7 +111,8 @@ def options_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 @functools.cache
 def options_model(target: Callable[..., Any]) -> type[Options]:
     """The declaration that the keyword-only parameters of `target` are."""
-    hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)  # type: ignore[misc]
+    declared = target.__init__ if inspect.isclass(target) and not is_dataclass(target) else target  # type: ignore[misc]
+    hints = typing.get_type_hints(declared, include_extras=True)
     fields: dict[str, Any] = {
         name: (hints.get(name, Any), None if parameter.default is inspect.Parameter.empty else parameter.default)
         for name, parameter in options_of(target).items()

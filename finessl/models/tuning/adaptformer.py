@@ -4,6 +4,7 @@ x + MLP(LN2(x)) + s·Up(Dropout(ReLU(Down(LN(x)))))."""
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -20,13 +21,14 @@ from finessl.registry.options import Count, Weight
 class Branch(nn.Module):
     """s·Up(Dropout(ReLU(Down(LN(x))))). Up starts at zero, so that the block's output is unchanged at first."""
 
-    def __init__(self, dim: int, down: Tensor, scale: float, norm: bool, dropout: float) -> None:
+    def __init__(self, dim: int, down: Tensor, scale: float, *, norm: bool = True, dropout: float = 0.0) -> None:
+        """dim: width of the stream.   down: [bottleneck, dim], initial weights of Down."""
         super().__init__()
         self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
         self.down = nn.Linear(dim, len(down))
         self.dropout = nn.Dropout(dropout)
         self.up = nn.Linear(len(down), dim)
-        self.scale = scale
+        self.scale: float | nn.Parameter = scale
         with torch.no_grad():
             self.down.weight.copy_(down)
         for zero in (self.down.bias, self.up.weight, self.up.bias):
@@ -36,31 +38,23 @@ class Branch(nn.Module):
         return self.scale * self.up(self.dropout(F.relu(self.down(layer_norm(self.norm, x)))))
 
 
+@dataclass(kw_only=True, eq=False)
 class AdaptFormer(Tuning):
     """dim: width of the bottleneck.   scale: s.   norm: "in" for a LayerNorm in the branch, as in the released code; "none" as
     in the original.   dropout: probability.   layers: last blocks that get a branch; None: all."""
 
     name = "adaptformer"
 
-    def __init__(
-        self,
-        *,
-        dim: Count = 64,
-        scale: Weight = 0.1,
-        norm: Literal["in", "none"] = "in",
-        dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1,
-        layers: Count | None = None,
-    ) -> None:
-        self.dim = dim
-        self.scale = scale
-        self.norm = norm
-        self.dropout = dropout
-        self.layers = layers
+    dim: Count = 64
+    scale: Weight = 0.1
+    norm: Literal["in", "none"] = "in"
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    layers: Count | None = None
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
         encoder = transformer(encoder, self.name)
         width = encoder.model.embed_dim
         for i, _ in last_blocks(encoder, self.layers, self.name):
             down = uniform((self.dim, width), 1 / math.sqrt(width), generator)
-            branch = Branch(width, down, self.scale, self.norm == "in", self.dropout)
+            branch = Branch(width, down, self.scale, norm=self.norm == "in", dropout=self.dropout)
             encoder.branches[str(i)] = branch.to(**like(encoder))

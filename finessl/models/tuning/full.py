@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
@@ -12,6 +14,7 @@ from finessl.models.vit import ViTEncoder
 from finessl.registry.options import Count
 
 
+@dataclass(kw_only=True, eq=False)
 class Full(Tuning):
     """blocks: train the last `blocks` transformer blocks only; None: every weight.
     gradient_checkpointing: recompute blocks in the backward pass; less memory, about a third more time."""
@@ -20,9 +23,8 @@ class Full(Tuning):
     mergeable = True
     max_backbone_lr = 1e-4
 
-    def __init__(self, *, blocks: Count | None = None, gradient_checkpointing: bool = False) -> None:
-        self.blocks = blocks
-        self.gradient_checkpointing = gradient_checkpointing
+    blocks: Count | None = None
+    gradient_checkpointing: bool = False
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
         for module in self.tuned(encoder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -43,6 +44,7 @@ class LowRank(Wrapper):
         return linear
 
 
+@dataclass(kw_only=True, eq=False)
 class LoRA(Tuning):
     """rank: r.   alpha: α.   init: A is uniform in ±1/√rank ("released", the effect of the authors' code) or ±1/√dim
     ("original").   layers: last blocks that are tuned; None: all."""
@@ -50,18 +52,10 @@ class LoRA(Tuning):
     name = "lora"
     mergeable = True
 
-    def __init__(
-        self,
-        *,
-        rank: Count = 16,
-        alpha: Weight = 1.0,
-        init: Literal["released", "original"] = "released",
-        layers: Count | None = None,
-    ) -> None:
-        self.rank = rank
-        self.scale = alpha / rank
-        self.init = init
-        self.layers = layers
+    rank: Count = 16
+    alpha: Weight = 1.0
+    init: Literal["released", "original"] = "released"
+    layers: Count | None = None
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
         encoder = transformer(encoder, self.name)
@@ -70,4 +64,4 @@ class LoRA(Tuning):
         for _, block in last_blocks(encoder, self.layers, self.name):
             down = uniform((dim, 2 * self.rank), bound, generator).to(**like(encoder))
             width = block.attn.num_heads * block.attn.head_dim
-            block.attn.qkv = LowRank(block.attn.qkv, down, width, self.scale)
+            block.attn.qkv = LowRank(block.attn.qkv, down, width, self.alpha / self.rank)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import nn
 
 from finessl.models.encoder import Encoder
 from finessl.models.tuning.full import Full
-from finessl.registry.options import Count, Probability
+from finessl.registry.options import Probability
 
 
+@dataclass(kw_only=True, eq=False)
 class ProbeThenFull(Full):
     """probe: share of the steps of linear probing.   Other options: see `Full`."""
 
     name = "lp-ft"
 
-    def __init__(
-        self, *, probe: Probability = 0.5, blocks: Count | None = None, gradient_checkpointing: bool = False
-    ) -> None:
-        super().__init__(blocks=blocks, gradient_checkpointing=gradient_checkpointing)
-        self.probe = probe
-        self.probing: bool | None = None
+    probe: Probability = 0.5
+    probing: bool | None = field(default=None, init=False)
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
         super().insert(encoder, generator)

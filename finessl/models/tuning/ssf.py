@@ -6,6 +6,7 @@ the patch projection, both norms of each block, and the final norm. A convolutio
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -57,6 +58,7 @@ class ScaleShifted(Wrapper):
         return folded
 
 
+@dataclass(kw_only=True, eq=False)
 class ScaleShift(Tuning):
     """positions: see above.   deviation: standard deviation of the initial γ and β."""
 
@@ -64,9 +66,8 @@ class ScaleShift(Tuning):
     unchanged = False
     mergeable = True
 
-    def __init__(self, *, positions: Literal["released", "all"] = "released", deviation: Weight = 0.02) -> None:
-        self.positions = positions
-        self.deviation = deviation
+    positions: Literal["released", "all"] = "released"
+    deviation: Weight = 0.02
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
         if isinstance(encoder, PooledEncoder) and any(isinstance(m, nn.BatchNorm2d) for m in encoder.modules()):

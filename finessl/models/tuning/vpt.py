@@ -15,6 +15,7 @@ encoder, and with few steps prompts may not recover (docs/results.md).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -26,43 +27,37 @@ from finessl.models.vit import ViTEncoder
 from finessl.registry.options import Count
 
 
-def initial_bound(encoder: ViTEncoder) -> float:
-    """√(6 / (3p² + d)) for patches of p×p pixels and width d: 0.0625 for ViT-B/16."""
-    height, width = encoder.model.patch_embed.patch_size
-    return math.sqrt(6 / (3 * height * width + encoder.model.embed_dim))
-
-
-class DeepPrompts(Tuning):
-    """length: prompts per layer.   layers: last blocks that get prompts; None: all."""
-
-    name = "vpt-deep"
-    unchanged = False
-
-    def __init__(self, *, length: Count = 50, layers: Count | None = None) -> None:
-        self.length = length
-        self.layers = layers
-
-    def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
-        encoder = transformer(encoder, self.name)
-        if encoder.prompts is not None or encoder.tokens is not None:
-            raise FinesslError(f"{self.name}: the backbone has prompts already.")
-        layers = len(list(last_blocks(encoder, self.layers, self.name)))
-        values = uniform((layers, self.length, encoder.model.embed_dim), initial_bound(encoder), generator)
-        encoder.prompts = nn.Parameter(values.to(**like(encoder)))
-
-
+@dataclass(kw_only=True, eq=False)
 class ShallowPrompts(Tuning):
     """length: number of prompts."""
 
     name = "vpt-shallow"
     unchanged = False
 
-    def __init__(self, *, length: Count = 50) -> None:
-        self.length = length
+    length: Count = 50
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
         encoder = transformer(encoder, self.name)
+        encoder.tokens = self.prompts(encoder, (self.length,), generator)
+
+    def prompts(self, encoder: ViTEncoder, shape: tuple[int, ...], generator: torch.Generator | None) -> nn.Parameter:
+        """Initial prompts [*shape, dim]: uniform in ±√(6 / (3p² + d)) for patches of p×p pixels and width d."""
         if encoder.prompts is not None or encoder.tokens is not None:
             raise FinesslError(f"{self.name}: the backbone has prompts already.")
-        values = uniform((self.length, encoder.model.embed_dim), initial_bound(encoder), generator)
-        encoder.tokens = nn.Parameter(values.to(**like(encoder)))
+        (height, width), dim = encoder.model.patch_embed.patch_size, encoder.model.embed_dim
+        bound = math.sqrt(6 / (3 * height * width + dim))  # 0.0625 for ViT-B/16
+        return nn.Parameter(uniform((*shape, dim), bound, generator).to(**like(encoder)))
+
+
+@dataclass(kw_only=True, eq=False)
+class DeepPrompts(ShallowPrompts):
+    """length: prompts per layer.   layers: last blocks that get prompts; None: all."""
+
+    name = "vpt-deep"
+
+    layers: Count | None = None
+
+    def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
+        encoder = transformer(encoder, self.name)
+        layers = len(list(last_blocks(encoder, self.layers, self.name)))
+        encoder.prompts = self.prompts(encoder, (layers, self.length), generator)
