@@ -16,7 +16,8 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from finessl.api import SHORT, train
 from finessl.data.dataset import Dataset, broken_files, some
-from finessl.data.images import ArrayImages, FileImages, Images, to_bytes
+from finessl.data.decoding import to_bytes
+from finessl.data.images import ArrayImages, FileImages, Images
 from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 from finessl.inference.evaluate import predict_images

@@ -16,7 +16,8 @@ from finessl.analysis.estimate import SecondOpinion, doubtful_labels
 from finessl.analysis.findings import percent
 from finessl.analysis.runs import Outcome
 from finessl.data.dataset import Dataset
-from finessl.data.images import ImageError, Images
+from finessl.data.decoding import ImageError
+from finessl.data.images import Images
 from finessl.data.splits import from_runs
 from finessl.training.diagnostics import NOVEL, UNKNOWN
 

@@ -22,7 +22,8 @@ from PIL import Image
 from finessl.bench.augment import MEAN, STD, pillow_view
 from finessl.bench.scale import write_originals, write_set
 from finessl.bench.timing import milliseconds
-from finessl.data.images import ArrayImages, Images, fitted, opened, resize
+from finessl.data.decoding import fitted, opened, resize
+from finessl.data.images import ArrayImages, Images
 from finessl.data.loader import Loader
 from finessl.data.pixel_store import PixelStore
 from finessl.data.sources import open_dataset

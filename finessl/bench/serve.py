@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from finessl.bench.scale import write_originals
-from finessl.data.images import decode
+from finessl.data.decoding import decode
 from finessl.errors import FinesslError
 from finessl.inference.classifier import squash
 from finessl.inference.serve import open_classifier

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from finessl.bench.scale import write_originals, write_set
-from finessl.data.images import load
+from finessl.data.decoding import load
 from finessl.data.sources.folder import open_pile
 from finessl.errors import FinesslError
 from finessl.runtime.callbacks import Progress

@@ -136,7 +136,7 @@ def readable(name: str) -> str:
 
 
 def warnings_note(warned: Iterable[str]) -> str:
-    """A remark about images that Pillow warned of (`images.pillow_warnings`)."""
+    """A remark about images that Pillow warned of (`decoding.pillow_warnings`)."""
     names = sorted(warned)
     return (
         f"{count_of(len(names), 'image')} can be read with a warning, often of damaged metadata, so that a photo may not be "

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from finessl.data.images import EXTENSIONS, UNREAD, unread_reason
+from finessl.data.decoding import EXTENSIONS, UNREAD, unread_reason
 from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 from finessl.runtime.callbacks import Count

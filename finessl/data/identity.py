@@ -8,7 +8,8 @@ from array import array
 
 import numpy as np
 
-from finessl.data.images import ImageError, Images
+from finessl.data.decoding import ImageError
+from finessl.data.images import Images
 
 SAMPLE = 1_000  # images
 

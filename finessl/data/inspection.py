@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from finessl.data.dataset import Dataset, count_of, left_out, some, warnings_note, worded
-from finessl.data.images import ArrayImages, ImageError, Images, opened, pillow_warnings, shrunk
+from finessl.data.decoding import ImageError, opened, pillow_warnings, shrunk
+from finessl.data.images import ArrayImages, Images
 from finessl.data.near_duplicates import Signatures, content_hash, equal_groups, join_pairs, near_pairs
 from finessl.runtime.callbacks import Count
 from finessl.runtime.machine import usable_cores

@@ -148,7 +148,7 @@ def interpolate(
 def resample(pixels: Tensor, rows: Axis, columns: Axis) -> Tensor:
     """Resize and crop stored `pixels`: the given rows and columns of the resized images, uint8 [n, 3, size, size].
 
-    The horizontal pass comes first, and each pass rounds to uint8, as in `images.resize` and in Pillow (for some tall images
+    The horizontal pass comes first, and each pass rounds to uint8, as in `decoding.resize` and in Pillow (for some tall images
     since release 13 Pillow starts with the vertical one). Each pass works on the second to last dimension, so that it moves
     contiguous lines of memory.
     """

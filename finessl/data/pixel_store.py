@@ -19,8 +19,9 @@ from torch import Tensor
 from finessl.data import pixel_file
 from finessl.data.cache import make_room, pixel_folder, remove
 from finessl.data.dataset import Statistics, readable
+from finessl.data.decoding import LONGEST, ImageError, fitted
 from finessl.data.identity import content_digest, written_digest
-from finessl.data.images import LONGEST, ArrayImages, ImageError, Images, fitted
+from finessl.data.images import ArrayImages, Images
 from finessl.data.pixel_file import PixelBuffer, PixelFile, locked
 from finessl.data.pixel_ops import upload
 from finessl.errors import FinesslError
@@ -157,7 +158,7 @@ class PixelStore:
     ) -> PixelStore:
         """Decode `images`. The attribute `failures` lists unreadable ones.
 
-        shorter, square: size in pixels, as in `images.fitted`.   cache_dir: folder for files; None: the cache.
+        shorter, square: size in pixels, as in `decoding.fitted`.   cache_dir: folder for files; None: the cache.
         memory_limit_bytes: size from which pixels go to a file; None: half of the free memory.   workers: threads.
         """
         if isinstance(images, ArrayImages) and len(images):

@@ -16,7 +16,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from finessl.data.images import EXTENSIONS, UNREAD, ImageError, decode, excerpt_of, open_regular, probe
+from finessl.data.decoding import EXTENSIONS, UNREAD, ImageError, decode, open_regular, probe
+from finessl.data.images import excerpt_of
 from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 

@@ -32,8 +32,9 @@ import PIL
 import torch
 
 from finessl.data.dataset import Dataset, broken_files
+from finessl.data.decoding import ImageError, squash
 from finessl.data.folder_index import cache_folder
-from finessl.data.images import ImageError, Images, squash
+from finessl.data.images import Images
 from finessl.data.pixel_file import locked
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from finessl.data.images import ImageError, decode, squash, to_bytes, to_rgb
+from finessl.data.decoding import ImageError, decode, squash, to_bytes, to_rgb
 from finessl.data.pixel_ops import upload
 from finessl.errors import FinesslError
 from finessl.models.backbones import create_backbone

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from finessl.data.dataset import Dataset, broken_files, count_of, some, warnings_note
-from finessl.data.images import ImageError, Images, pillow_warnings, squash
+from finessl.data.decoding import ImageError, pillow_warnings, squash
+from finessl.data.images import Images
 from finessl.data.sources import open_dataset
 from finessl.data.splits import Split
 from finessl.errors import FinesslError

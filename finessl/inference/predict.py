@@ -11,15 +11,8 @@ from typing import Any
 import numpy as np
 
 from finessl.data.dataset import broken_files, some, warnings_note
-from finessl.data.images import (
-    EXTENSIONS,
-    UNREAD,
-    FileImages,
-    ImageError,
-    open_regular,
-    pillow_warnings,
-    unread_reason,
-)
+from finessl.data.decoding import EXTENSIONS, UNREAD, ImageError, open_regular, pillow_warnings, unread_reason
+from finessl.data.images import FileImages
 from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 from finessl.inference.classifier import load

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from finessl.data.images import ImageError, decode
+from finessl.data.decoding import ImageError, decode
 from finessl.errors import FinesslError
 from finessl.inference.classifier import Classifier, load, squash
 from finessl.inference.onnx_session import OnnxClassifier

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from finessl.data.dataset import Dataset, broken_files, readable, warnings_note
-from finessl.data.images import pillow_warnings
+from finessl.data.decoding import pillow_warnings
 from finessl.data.pixel_store import PixelStore, free_memory
 from finessl.data.sources import open_dataset
 from finessl.data.splits import SPLITS, Split, make_split

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from finessl.data.images import ImageError
+from finessl.data.decoding import ImageError
 from finessl.errors import FinesslError
 
 try:

@@ -24,7 +24,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from finessl.data.images import FileImages, ImageError, opened, to_rgb
+from finessl.data.decoding import ImageError, opened, to_rgb
+from finessl.data.images import FileImages
 from finessl.runtime.files import write_atomically, writing
 from finessl.runtime.machine import usable_cores
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from finessl.data.dataset import Dataset
-from finessl.data.images import ArrayImages, ImageError, Images
+from finessl.data.decoding import ImageError
+from finessl.data.images import ArrayImages, Images
 from finessl.frozen.features import FrozenEncoder
 from finessl.models.build import store_frozen
 from finessl.recipe import Recipe

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from finessl.data import decoding
 from finessl.data import folder_index as index
-from finessl.data import images
 from finessl.data import inspection as inspect
 from finessl.data.dataset import left_out
-from finessl.data.images import ImageError, decode
+from finessl.data.decoding import ImageError, decode
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
 
@@ -32,12 +32,12 @@ def photos(tmp_path: Path, make) -> Path:
 
 @pytest.fixture
 def without_heif(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (images, index):
-        monkeypatch.setattr(module, "EXTENSIONS", images.EXTENSIONS - images.HEIC)
-        monkeypatch.setattr(module, "UNREAD", images.UNREAD | images.HEIC)
-    images.formats.cache_clear()
+    for module in (decoding, index):
+        monkeypatch.setattr(module, "EXTENSIONS", decoding.EXTENSIONS - decoding.HEIC)
+        monkeypatch.setattr(module, "UNREAD", decoding.UNREAD | decoding.HEIC)
+    decoding.formats.cache_clear()
     yield
-    images.formats.cache_clear()
+    decoding.formats.cache_clear()
 
 
 def test_without_the_package_files_are_counted_and_named(photos: Path, without_heif: None) -> None:
@@ -70,10 +70,10 @@ def test_with_the_package_they_are_images(photos: Path) -> None:
 
 
 def test_a_broken_pillow_heif_leaves_the_other_formats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "EXTENSIONS", images.EXTENSIONS | images.HEIC)
+    monkeypatch.setattr(decoding, "EXTENSIONS", decoding.EXTENSIONS | decoding.HEIC)
     monkeypatch.setitem(sys.modules, "pillow_heif", None)  # its import raises ImportError
-    images.formats.cache_clear()
+    decoding.formats.cache_clear()
     try:
-        assert "JPEG" in images.formats()
+        assert "JPEG" in decoding.formats()
     finally:
-        images.formats.cache_clear()
+        decoding.formats.cache_clear()

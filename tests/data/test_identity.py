@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from finessl.data.decoding import ImageError, open_regular
 from finessl.data.identity import content_digest
-from finessl.data.images import ArrayImages, FileImages, ImageError, open_regular
+from finessl.data.images import ArrayImages, FileImages
 from finessl.data.path_table import PathTable
 
 

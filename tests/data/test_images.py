@@ -15,17 +15,8 @@ import pytest
 from PIL import Image, ImageDraw
 
 import finessl
-from finessl.data.images import (
-    ArrayImages,
-    FileImages,
-    ImageError,
-    decode,
-    fitted,
-    pillow_warnings,
-    probe,
-    resize,
-    to_rgb,
-)
+from finessl.data.decoding import ImageError, decode, fitted, pillow_warnings, probe, resize, to_rgb
+from finessl.data.images import ArrayImages, FileImages
 from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 

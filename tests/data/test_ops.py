@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
 from finessl.data import pixel_ops as ops
-from finessl.data.images import resize
+from finessl.data.decoding import resize
 
 Picture = Image.Image
 LEVELS = np.arange(1, 10)  # the magnitudes of RandAugment

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from finessl.data import shards
-from finessl.data.images import ImageError
+from finessl.data.decoding import ImageError
 from finessl.data.pixel_store import PixelStore
 from finessl.data.sources import open_dataset, webdataset
 from finessl.data.splits import make_split

@@ -17,7 +17,8 @@ from PIL import Image
 
 from finessl.data import pixel_file
 from finessl.data import pixel_store as store
-from finessl.data.images import ArrayImages, decode
+from finessl.data.decoding import decode
+from finessl.data.images import ArrayImages
 from finessl.data.pixel_file import PixelFile
 from finessl.data.pixel_store import PixelStore
 from finessl.data.sources import open_dataset

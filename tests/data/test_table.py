@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from finessl.api import make_recipe
-from finessl.data.images import ImageError
+from finessl.data.decoding import ImageError
 from finessl.data.sources import open_dataset
 from finessl.data.sources.table import read_rows
 from finessl.errors import FinesslError

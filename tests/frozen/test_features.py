@@ -12,7 +12,8 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
-from finessl.data.images import ArrayImages, FileImages, squash
+from finessl.data.decoding import squash
+from finessl.data.images import ArrayImages, FileImages
 from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 from finessl.frozen import features

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from finessl.data.images import ImageError, decode
+from finessl.data.decoding import ImageError, decode
 from finessl.data.sources.table import open_table
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe, parse_setting

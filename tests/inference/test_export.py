@@ -20,7 +20,7 @@ from PIL import Image
 import finessl
 from finessl.bench import export as bench_export
 from finessl.cli import app
-from finessl.data.images import decode
+from finessl.data.decoding import decode
 from finessl.errors import FinesslError
 from finessl.inference import export as exporting
 from finessl.inference.agreement import Agreement, Gate, unlabeled_images

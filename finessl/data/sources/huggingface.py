@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from finessl.data.dataset import Dataset, label_ids, some
+from finessl.data.decoding import ImageError, decode, open_regular, probe
 from finessl.data.folder_index import natural
-from finessl.data.images import ImageError, decode, excerpt_of, open_regular, probe
+from finessl.data.images import excerpt_of
 from finessl.data.sources.folder import TESTS
 from finessl.errors import FinesslError
 

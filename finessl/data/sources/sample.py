@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from finessl.data.dataset import Dataset
+from finessl.data.decoding import ImageError, decode
 from finessl.data.folder_index import natural
-from finessl.data.images import ArrayImages, ImageError, decode
+from finessl.data.images import ArrayImages
 from finessl.errors import FinesslError
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "sample"

@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from finessl.data.dataset import Dataset, label_ids, some
+from finessl.data.decoding import ImageError, open_regular
 from finessl.data.folder_index import natural
-from finessl.data.images import FileImages, ImageError, Images, open_regular
+from finessl.data.images import FileImages, Images
 from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 

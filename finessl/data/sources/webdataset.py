@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from finessl.data.dataset import Dataset, label_ids, some
+from finessl.data.decoding import EXTENSIONS, unread_reason
 from finessl.data.folder_index import cache_folder, natural
-from finessl.data.images import EXTENSIONS, unread_reason
 from finessl.data.path_table import PathTable
 from finessl.data.shards import ShardImages, read_shard
 from finessl.data.sources.folder import TESTS

@@ -9,8 +9,9 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from finessl.data.decoding import ImageError, decode, opened
 from finessl.data.folder_index import natural
-from finessl.data.images import FileImages, ImageError, decode, opened
+from finessl.data.images import FileImages
 from finessl.data.path_table import PathTable
 from finessl.data.shards import ShardImages, read_shard
 from finessl.errors import FinesslError
