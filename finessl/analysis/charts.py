@@ -159,13 +159,16 @@ def name_classes(axes: Any, places: np.ndarray, names: Sequence[str]) -> None:
 
 def draw_confusion(axes: Any, table: np.ndarray, classes: Sequence[str]) -> bool:
     """Rows are true classes; a cell is the share of the row's images. Dark on the diagonal is good."""
+    from matplotlib.patches import Rectangle
+
     share = table / np.maximum(table.sum(1, keepdims=True), 1)
     count = len(classes)
     axes.grid(False)
     for (i, j), value in np.ndenumerate(share):
         if table[i, j]:
             colour = COLOURS[0] if i == j else COLOURS[1]
-            axes.add_patch(patch((j - 0.5, i - 0.5), colour, float(value)))
+            shade = 0.08 + 0.92 * float(value)
+            axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=colour, alpha=shade, edgecolor="none"))
             if count <= 12:
                 axes.text(j, i, f"{100 * value:.0f}", ha="center", va="center", fontsize=8,
                           color=PAPER if value > 0.55 else INK)  # fmt: skip
@@ -178,12 +181,6 @@ def draw_confusion(axes: Any, table: np.ndarray, classes: Sequence[str]) -> bool
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return True
-
-
-def patch(corner: tuple[float, float], colour: str, value: float) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, 1, 1, facecolor=colour, alpha=0.08 + 0.92 * value, edgecolor="none")
 
 
 def finish(axes: Any, always: bool = False) -> None:

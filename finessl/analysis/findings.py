@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -186,16 +186,13 @@ def half_width(images: int) -> float:
 def findings(subject: Outcome, opinion: SecondOpinion | None) -> list[Finding]:
     """All findings, problems first. Checks that pass are findings too."""
     found = [Finding("problem", "Not finished", subject.missing[0])] if not subject.finished else []
-    checks: list[Callable[[], Finding | None]] = [
-        lambda: never_named(subject),
-        lambda: overconfident(subject),
-        lambda: biased(subject),
-        lambda: weak_classes(subject),
-        lambda: outsiders(subject),
-        lambda: strangers(opinion),
-        lambda: unused(subject),
-    ]
-    found += [finding for check in checks if (finding := check()) is not None]
+    found += filter(
+        None,
+        [
+            never_named(subject), overconfident(subject), biased(subject), weak_classes(subject), outsiders(subject),
+            strangers(opinion), unused(subject),
+        ],
+    )  # fmt: skip
     if gone := subject.missing[0 if subject.finished else 1 :]:
         found.append(Finding("note", "What is missing", " ".join(gone)))
     order = ("problem", "watch", "good", "note")

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import io
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -38,12 +38,12 @@ class Picture:
         return PurePosixPath(self.name).name
 
 
-@dataclass
+@dataclass(frozen=True)
 class Gallery:
     title: str
     about: str
+    pictures: list[Picture]
     of_class: bool = False
-    pictures: list[Picture] = field(default_factory=list)
 
     @property
     def id(self) -> str:
@@ -111,21 +111,20 @@ def surest(outcome: Outcome, dataset: Dataset) -> list[Gallery]:
         rows = np.flatnonzero(kept["label"] == k)
         best = rows[np.argsort(-kept["confidence"][rows], kind="stable")][:PER_CLASS]
         about = f"{counts[k]:,} of {len(kept['label']):,}"
-        made.append(
-            Gallery(outcome.classes[k], about, True, pictures(dataset.train, (described(outcome, r) for r in best)))
-        )
+        shown = pictures(dataset.train, (described(outcome, row) for row in best))
+        made.append(Gallery(outcome.classes[k], about, shown, of_class=True))
     return made
 
 
 def least_sure(outcome: Outcome, dataset: Dataset) -> Gallery:
-    gallery = Gallery("Least confident", "Unlabeled images that the classifier hesitates on: label some of these next.")
+    about = "Unlabeled images that the classifier hesitates on: label some of these next."
+    rows = np.empty(0, int)
     if outcome.unlabeled is not None:
         searched, total = len(outcome.unlabeled["index"]), count_unlabeled(outcome, dataset)
         if searched < total:
-            gallery.about += f" Searched: a sample of {searched:,} of {total:,} unlabeled images."
+            about += f" Searched: a sample of {searched:,} of {total:,} unlabeled images."
         rows = np.argsort(outcome.unlabeled["confidence"], kind="stable")[:IN_GALLERY]
-        gallery.pictures = pictures(dataset.train, (described(outcome, row) for row in rows))
-    return gallery
+    return Gallery("Least confident", about, pictures(dataset.train, (described(outcome, row) for row in rows)))
 
 
 def count_unlabeled(outcome: Outcome, dataset: Dataset) -> int:
@@ -139,50 +138,40 @@ def count_unlabeled(outcome: Outcome, dataset: Dataset) -> int:
 
 
 def mistakes(outcome: Outcome, dataset: Dataset) -> Gallery:
-    gallery = Gallery(
-        "Confident but wrong", "Test images with a confident answer against their label: one of the two is wrong."
-    )
-    test = outcome.test
-    if test is not None and dataset.test is not None:
+    test, classes, chosen = outcome.test, outcome.classes, []
+    if test is not None:
         wrong = np.flatnonzero(~test.correct)
-        rows = wrong[np.argsort(-test.confidence[wrong], kind="stable")][:IN_GALLERY]
-        chosen = [
-            (
-                int(test.index[row]),
-                outcome.classes[test.predicted[row]],
-                f"{percent(float(test.confidence[row]), 0)}, labeled {outcome.classes[test.labels[row]]}",
-                False,
-            )
-            for row in rows
-        ]
-        gallery.pictures = pictures(dataset.test, chosen)
-    return gallery
+        for row in wrong[np.argsort(-test.confidence[wrong], kind="stable")][:IN_GALLERY]:
+            detail = f"{percent(float(test.confidence[row]), 0)}, labeled {classes[test.labels[row]]}"
+            chosen.append((int(test.index[row]), classes[test.predicted[row]], detail, False))
+    return Gallery(
+        "Confident but wrong",
+        "Test images with a confident answer against their label: one of the two is wrong.",
+        [] if dataset.test is None else pictures(dataset.test, chosen),
+    )
 
 
 def doubtful(outcome: Outcome, opinion: SecondOpinion, dataset: Dataset) -> Gallery:
-    gallery = Gallery(
-        "Most suspicious labels",
-        "Labeled images that look more like another class to the untuned backbone, which did not see their label.",
-    )
     names = outcome.classes
     chosen = [
         (i, f"labeled {names[label]}", f"looks like {names[other]}", None)
         for i, label, other, _ in doubtful_labels(outcome, opinion)[:IN_GALLERY]
     ]
-    gallery.pictures = pictures(dataset.train, chosen)
-    return gallery
+    return Gallery(
+        "Most suspicious labels",
+        "Labeled images that look more like another class to the untuned backbone, which did not see their label.",
+        pictures(dataset.train, chosen),
+    )
 
 
 def strangest(outcome: Outcome, opinion: SecondOpinion, dataset: Dataset) -> Gallery:
-    gallery = Gallery(
+    kept, chosen = outcome.features, []
+    if kept is not None and outcome.unlabeled is not None:
+        rows = {int(i): row for row, i in enumerate(outcome.unlabeled["index"])}
+        order = np.argsort(opinion.familiarity, kind="stable")[:IN_GALLERY]
+        chosen = [described(outcome, rows[int(kept["unlabeled"][k])]) for k in order]
+    return Gallery(
         "Least like any class",
         "Unlabeled images furthest from every class's mean: the likeliest to be out of distribution.",
+        pictures(dataset.train, chosen),
     )
-    kept = outcome.features
-    if kept is None or outcome.unlabeled is None:
-        return gallery
-    rows = {int(i): row for row, i in enumerate(outcome.unlabeled["index"])}
-    order = np.argsort(opinion.familiarity, kind="stable")[:IN_GALLERY]
-    chosen = [described(outcome, rows[int(kept["unlabeled"][k])]) for k in order]
-    gallery.pictures = pictures(dataset.train, chosen)
-    return gallery

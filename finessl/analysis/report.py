@@ -7,6 +7,7 @@ The text is in templates/report.html.j2; jinja2 escapes every value, so no class
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from finessl.analysis.style import styled
 from finessl.data.dataset import Dataset, some
 from finessl.errors import FinesslError
 from finessl.runtime.callbacks import Progress
-from finessl.runtime.files import write_atomically, writing
+from finessl.runtime.files import write_output
 from finessl.runtime.version import __version__
 
 LEVELS = {"problem": "Problem", "watch": "Watch", "good": "OK", "note": "Note"}
@@ -39,9 +40,7 @@ def write_report(
     dataset = open_images(outcomes[-1], progress) if images else None
     with styled():
         content = build(outcomes, dataset, progress)
-    with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, content.encode("utf-8", "replace"))  # names may hold bytes that are not UTF-8
+    write_output(target, content.encode("utf-8", "replace"))  # names may hold bytes that are not UTF-8
     return target
 
 
@@ -55,8 +54,7 @@ def open_images(outcome: Outcome, progress: Progress | None) -> Dataset | None:
     except FinesslError as error:
         outcome.missing.append(f"No images are shown: the data, {source}, cannot be opened. {error}")
         return None
-    fingerprint = outcome.meta.get("data_fingerprint") or (outcome.split or {}).get("fingerprint")
-    if changes := dataset.changes(fingerprint or ""):
+    if changes := dataset.changes(outcome.fingerprint or ""):
         outcome.missing.append(f"No images are shown: {source} has changed since the run: {', '.join(changes)}.")
         return None
     return dataset
@@ -131,8 +129,7 @@ def look_for_leaks(dataset: Dataset | None, progress: Progress | None) -> Findin
         return Finding("note", "Leaks: not looked for", text)
     from finessl.data.inspection import report
 
-    note = None if progress is None else lambda done, total: progress("looking for leaks", done, total)
-    looked = report(dataset, progress=note)
+    looked = report(dataset, progress=progress and partial(progress, "looking for leaks"))
     leaks = looked.leaks
     if not leaks:
         return Finding("good", "No leak", "No test image is among the training images, or nearly the same as one.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from finessl.analysis.style import canvas, styled
 from finessl.data.dataset import Dataset
 from finessl.data.splits import Split
 from finessl.errors import FinesslError
@@ -18,21 +19,13 @@ LABELED, UNLABELED = "#d1495b", "#8fb8de"
 NAMED = 40  # classes whose names are legible
 
 
+@styled()
 def draw_split(split: Split, dataset: Dataset, path: Path | None = None) -> Figure:
     """Bars per class, labeled in front of unlabeled, on a scale that shows 4 next to 500. Saved to `path`."""
-    from matplotlib import rc_context
-
-    with rc_context({"text.parse_math": False}):  # a class may be called $x$
-        return _draw(split, dataset, path)
-
-
-def _draw(split: Split, dataset: Dataset, path: Path | None) -> Figure:
-    from matplotlib.figure import Figure
-
     labeled, unlabeled, other = split.counts(dataset)
     classes = np.arange(len(split.classes))
-    figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=150)
-    axes = figure.add_subplot()
+    figure = canvas(9, 3.6)
+    axes = figure.subplots()
     axes.bar(classes, unlabeled, width=0.9, color=UNLABELED, label=f"unlabeled ({unlabeled.sum():,})")
     axes.bar(classes, labeled, width=0.55, color=LABELED, label=f"labeled ({labeled.sum():,})")
     if other:
@@ -47,12 +40,11 @@ def _draw(split: Split, dataset: Dataset, path: Path | None) -> Figure:
     else:
         axes.set_xlabel("class")
     axes.set_ylabel("images")
-    axes.set_title(f"{dataset.name}: {split.kind}, seed {split.seed}", loc="left", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
+    axes.set_title(f"{dataset.name}: {split.kind}, seed {split.seed}")
+    axes.legend(ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
     if path is not None:
         try:
-            figure.savefig(path)
+            figure.savefig(path, dpi=150)
         except ValueError as error:  # the suffix is not of an image format
             raise FinesslError(f"cannot draw {path}: {error}") from error
     return figure

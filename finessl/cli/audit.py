@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -27,14 +28,11 @@ def audit(
     First with --out: write the images to judge. Then with --answers: accuracy with its interval, and a temperature that
     makes confidence match accuracy. A label that is none of the classes counts as an error of the classifier.
     """
-    import csv
-    import io
-
     from finessl.cli.select import check_target
     from finessl.data.dataset import count_of, some
     from finessl.errors import FinesslError
     from finessl.inference.audit import audit_run, sample_images
-    from finessl.runtime.files import write_atomically, writing
+    from finessl.runtime.files import write_output
     from finessl.runtime.progress import Display
 
     if (out is None) == (answers is None):
@@ -42,10 +40,7 @@ def audit(
     if out is not None:
         check_target(out)
         paths, classes = sample_images(run, count, seed)
-        text = io.StringIO(newline="")
-        csv.writer(text).writerows([("number", "path", "label"), *((i, path, "") for i, path in enumerate(paths, 1))])
-        with writing(out):
-            write_atomically(out, text.getvalue())
+        write_output(out, [("number", "path", "label"), *((i, path, "") for i, path in enumerate(paths, 1))])
         print(f"{out}: {count_of(len(paths), 'image')} to judge. Classes: {some(classes, 20)}.")
         print(
             f"Fill in the label column, then: finessl audit {shlex.quote(str(run))} --answers {shlex.quote(str(out))}"
@@ -53,13 +48,8 @@ def audit(
         return
     assert answers is not None
     with Display() as display:
-        found = audit_run(
-            run,
-            answers,
-            weights=weights,
-            device=device,
-            progress=lambda done, total: display.update("predicting", done, total),
-        )
+        predicting = partial(display.update, "predicting")
+        found = audit_run(run, answers, weights=weights, device=device, progress=predicting)
     print(
         f"audited accuracy: {found['accuracy']:.1%} (95 % interval {100 * found['low']:.1f}–{100 * found['high']:.1f} %), "
         f"{found['right']:,} of {found['judged']:,} judged images right"

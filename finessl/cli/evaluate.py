@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,14 +50,9 @@ def evaluate(
 
     with Display() as display:
         result = evaluate_run(
-            run,
-            data,
-            **fields,
-            weights=weights,
-            device=device,
-            include_unlabeled=include_unlabeled,
-            progress=lambda done, total: display.update("evaluating", done, total),
-        )
+            run, data, **fields, weights=weights, device=device, include_unlabeled=include_unlabeled,
+            progress=partial(display.update, "evaluating"),
+        )  # fmt: skip
     for image, reason in result.unreadable:
         print(f"finessl: skipped {image}: {reason}", file=sys.stderr)
     if json_:

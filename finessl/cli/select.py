@@ -47,6 +47,7 @@ def select(
     from finessl.frozen.select import select_images
     from finessl.models.backbones import candidate_backbones, create_backbone
     from finessl.runtime.device import resolve_device
+    from finessl.runtime.files import write_output
     from finessl.runtime.precision import resolve_precision
     from finessl.runtime.progress import Display
 
@@ -70,7 +71,7 @@ def select(
     ]
     if not rows:
         raise FinesslError(f"no image of {data} is left to choose from: each has a label, is a copy or cannot be read.")
-    write(out, rows)
+    write_output(out, [COLUMNS, *rows])
     for note in notes:
         print(note)
     if features.failures:
@@ -133,16 +134,3 @@ def check_target(out: Path) -> None:
         raise FinesslError(f"{out} exists and is no list of finessl select ({error}); name another --out.") from error
     if filled:
         raise FinesslError(f"{out} holds {filled:,} labels; name another --out.")
-
-
-def write(out: Path, rows: list[tuple[int, str, str, str]]) -> None:
-    import csv
-    import io
-
-    from finessl.runtime.files import write_atomically, writing
-
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows([COLUMNS, *rows])
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, text.getvalue())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from finessl.models.backbones import Backbone, create_backbone
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
 from finessl.runtime.callbacks import Progress
-from finessl.runtime.files import write_atomically, writing
+from finessl.runtime.files import write_output, writing
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean, standard deviation
 
@@ -40,7 +39,7 @@ def read_pixels(
     """
     images = dataset.train if part == "train" else dataset.test
     assert images is not None
-    count = (lambda done, total: progress(f"reading {part} images", done, total)) if progress else None
+    count = partial(progress, f"reading {part} images") if progress else None
     limit = free_memory() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process has its own copy
     with pillow_warnings() as warned:
         store = PixelStore.build(images, cache_dir=cache_dir, progress=count, memory_limit_bytes=limit, **sizes)
@@ -73,11 +72,8 @@ def statistics(recipe: Recipe, dataset: Dataset, store: PixelStore, backbone: Ba
 def write_skipped(run: RunDirectory, dataset: Dataset) -> None:
     """Write skipped.csv: unreadable images and the reason."""
     if dataset.excluded:
-        text = io.StringIO(newline="")
         rows = ((readable(key), reason) for key, reason in dataset.excluded)
-        csv.writer(text).writerows([("image", "reason"), *rows])
-        with writing(run.skipped_file):
-            write_atomically(run.skipped_file, text.getvalue())
+        write_output(run.skipped_file, [("image", "reason"), *rows])
 
 
 def make_or_load_split(recipe: Recipe, dataset: Dataset, run: RunDirectory | None, writes: bool) -> Split:

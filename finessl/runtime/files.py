@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,6 +97,20 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a whole file by write-then-rename. Text from file names that are not UTF-8 keeps its bytes."""
     with replacing(path) as partial:
         partial.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape"))
+
+
+def write_output(path: Path, content: str | bytes | Iterable[Sequence[object]]) -> None:
+    """Write a file that the user names, whole or not at all, in a folder that is made if it is missing.
+
+    content: text, bytes, or the rows of a CSV file, its header first.
+    """
+    if not isinstance(content, (str, bytes)):
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows(content)
+        content = text.getvalue()
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
 
 
 def write_json(path: Path, content: Any) -> None:

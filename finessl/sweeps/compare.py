@@ -19,7 +19,7 @@ from finessl.errors import FinesslError, Mistakes
 from finessl.recipe import Recipe, override
 from finessl.runs.directory import RunDirectory
 from finessl.runtime.callbacks import Log
-from finessl.runtime.files import write_atomically, writing
+from finessl.runtime.files import write_output
 from finessl.sweeps.table import Tabulated, as_csv
 
 METRICS = {  # name in meta.json → heading and format
@@ -174,7 +174,5 @@ def tabulate(rows: Sequence[Row], names: Sequence[str], caption: str) -> Tabulat
 def save_summary(table: Tabulated, folder: Path) -> Path:
     """Write summary.csv to the folder of the runs."""
     path = folder / "summary.csv"
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, as_csv(table) + "\n")
+    write_output(path, as_csv(table) + "\n")
     return path

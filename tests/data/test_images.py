@@ -200,7 +200,7 @@ def test_images_are_opened_in_one_place() -> None:
     """With the list of formats; what an export writes for users is theirs."""
     package = Path(finessl.__file__).parent
     callers = [p for p in package.rglob("*.py") if "Image.open(" in p.read_text(encoding="utf-8")]
-    assert {p.name for p in callers if "inference" not in p.parts} == {"images.py"}
+    assert {p.name for p in callers if "inference" not in p.parts} == {"decoding.py"}
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
