@@ -14,6 +14,7 @@ from finessl.analysis.findings import data_differences, percent, span
 from finessl.analysis.runs import Outcome
 from finessl.analysis.style import COLOURS, canvas, inline_svg
 from finessl.inference import metrics
+from finessl.runtime.progress import duration
 
 SHOWN = 20  # classes in the table before the others are folded away
 HALVES = 200  # test images from which a temperature fitted on half of them is worth reporting
@@ -118,12 +119,6 @@ def measures(outcome: Outcome) -> list[str | Cell]:
 
 def with_interval(value: float, interval: metrics.Interval) -> Cell:
     return Cell(percent(float(value)), span(interval))
-
-
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def learning(outcomes: Sequence[Outcome]) -> Charts | None:

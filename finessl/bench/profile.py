@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from finessl.bench.timing import synchronize
+from finessl.runtime.device import synchronize
 
 # The first pattern that matches the name of a kernel (on the CPU: of an operator) is its kind.
 KINDS = (

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from finessl.bench.profile import by_kind
-from finessl.bench.timing import matmul_rate, peak_memory, reset_memory, synchronize
+from finessl.bench.timing import matmul_rate, peak_memory, reset_memory
 from finessl.data.dataset import Dataset
 from finessl.data.images import ArrayImages
 from finessl.data.loader import Prefetcher
@@ -20,6 +20,7 @@ from finessl.models.build import store_frozen
 from finessl.models.encoder import Encoder
 from finessl.models.vit import ViTEncoder
 from finessl.recipe import Recipe
+from finessl.runtime.device import synchronize
 from finessl.runtime.distributed import Processes
 from finessl.runtime.precision import DTYPES, resolve_precision
 from finessl.training.cuda_graph import accelerate

@@ -10,10 +10,7 @@ from typing import Any
 
 import torch
 
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+from finessl.runtime.device import synchronize
 
 
 def milliseconds(function: Callable[[], Any], device: torch.device, *, repeats: int = 10, warmup: int = 2) -> float:

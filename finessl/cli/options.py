@@ -51,6 +51,12 @@ Compile = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Moved = Annotated[Text, typer.Option(help="File with the backbone's weights, if it moved.")]
+Weights = Annotated[
+    Texts, typer.Option(help="A backbone's weights file, NAME=FILE; repeatable. [default: the hub's cache]")
+]
+FeatureBackbone = Annotated[
+    str, typer.Option(help="Backbone of the features (finessl list backbones); auto: the first that is here.")
+]
 
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]

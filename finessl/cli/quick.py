@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from finessl.cli import app
-from finessl.cli.options import Data, Device, Fields, Json, Quiet, Set, recipe_options
+from finessl.cli.options import Data, Device, Fields, Json, Quiet, Set, Weights, recipe_options
 
-WEIGHTS_HELP = "A backbone's weights file, NAME=FILE; repeatable. [default: the hub's cache]"
 BACKBONE_HELP = (
     "Backbones to compare, separated by commas (finessl list backbones); auto: those given by --weights, fetched before, "
     "or built in."
@@ -27,7 +26,7 @@ def quick(
     data: Data,
     out: Annotated[Path | None, typer.Option(help="Run directory to write. [default: only print the table]")] = None,
     backbone: Annotated[str, typer.Option(help=BACKBONE_HELP)] = "auto",
-    weights: Annotated[list[str] | None, typer.Option(help=WEIGHTS_HELP)] = None,
+    weights: Weights = None,
     fields: Fields,
     set_: Set = None,
     device: Device = "auto",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finessl.cli import app
-from finessl.cli.options import Device, Fields, recipe_options
-from finessl.cli.quick import WEIGHTS_HELP, named_files
+from finessl.cli.options import Device, FeatureBackbone, Fields, Weights, recipe_options
+from finessl.cli.quick import named_files
 from finessl.errors import FinesslError
 
 if TYPE_CHECKING:
@@ -31,10 +31,8 @@ def select(
     count: Annotated[int, typer.Option("--count", "-k", help="Number of images to choose.", min=1)] = 50,
     fields: Fields,
     strategy: Annotated[str, typer.Option(help="Strategy: herding, typical or random.")] = "herding",
-    backbone: Annotated[
-        str, typer.Option(help="Backbone of the features (finessl list backbones); auto: the first that is here.")
-    ] = "auto",
-    weights: Annotated[list[str] | None, typer.Option(help=WEIGHTS_HELP)] = None,
+    backbone: FeatureBackbone = "auto",
+    weights: Weights = None,
     device: Device = "auto",
 ) -> None:
     """Choose the images whose labels help most, best first.

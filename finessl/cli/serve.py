@@ -46,7 +46,7 @@ def serve(
     from finessl.errors import FinesslError
     from finessl.inference.serve import Limits, Service, open_classifier
     from finessl.inference.serve import serve as run_server
-    from finessl.runtime.network import bind, is_loopback
+    from finessl.runtime.network import address_of, bind, is_loopback
 
     local = is_loopback(host)
     if token == "":
@@ -61,6 +61,5 @@ def serve(
         token = secrets.token_urlsafe(32)
         print(f"token: {token}")
     limits = Limits(max_batch, max_wait / 1000, queue, max_images, max_mb)
-    shown = f"[{host}]" if ":" in host else host
-    print(f"http://{shown}:{listener.getsockname()[1]}/predict   (Ctrl-C stops)", flush=True)
+    print(f"{address_of(host, listener)}/predict   (Ctrl-C stops)", flush=True)
     run_server(Service(classifier, limits, token, local), listener)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from finessl.cli import app
-from finessl.cli.options import Device
-from finessl.cli.quick import WEIGHTS_HELP, named_files
+from finessl.cli.options import Device, FeatureBackbone, Weights
+from finessl.cli.quick import named_files
 
 
 @app.command(no_args_is_help=True)
@@ -21,10 +21,8 @@ def studio(
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(help="Port; 0 chooses a free one.", min=0, max=65535)] = 0,
-    backbone: Annotated[
-        str, typer.Option(help="Backbone of the features (finessl list backbones); auto: the first that is here.")
-    ] = "auto",
-    weights: Annotated[list[str] | None, typer.Option(help=WEIGHTS_HELP)] = None,
+    backbone: FeatureBackbone = "auto",
+    weights: Weights = None,
     device: Device = "auto",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open no browser.")] = False,
 ) -> None:
@@ -36,7 +34,7 @@ def studio(
     import sys
     import webbrowser
 
-    from finessl.runtime.network import bind
+    from finessl.runtime.network import address_of, bind
     from finessl.studio.project import open_project
     from finessl.studio.server import Access, serve
     from finessl.studio.session import opened
@@ -46,10 +44,8 @@ def studio(
     listener = bind(host, port)
     listener.listen(128)  # the browser may be faster than the server
     with opened(project, backbone, files, device) as session:
-        number = listener.getsockname()[1]
-        access = Access(host, number)
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{number}/auth?token={access.token}"
+        access = Access(host, listener.getsockname()[1])
+        address = f"{address_of(host, listener)}/auth?token={access.token}"
         print(f"{project.name}: {len(project.images):,} images, labels in {project.folder}")
         for note in (*project.notes, *session.notes()):
             print(f"Note: {note}")

@@ -39,6 +39,12 @@ def describe_device(device: torch.device) -> str:
     return f"{platform.processor() or platform.machine()} CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU's work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 @contextlib.contextmanager
 def memory_errors(device: torch.device, remedy: str) -> Iterator[None]:
     """Turn an allocation that fails into an error that says what to try."""

@@ -18,6 +18,11 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def address_of(host: str, listener: socket.socket) -> str:
+    """http://HOST:PORT of a bound socket."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
 def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named: asyncio then sends without delay

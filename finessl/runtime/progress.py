@@ -93,9 +93,11 @@ class Display:
 
 def time_left(seconds: float, done: int, remaining: int) -> str:
     """Estimated time for `remaining` items, in words; "" before the first item is done."""
-    if done <= 0:
-        return ""
-    left = seconds / done * remaining
-    if left < 90:
-        return f"{left:.0f} s left"
-    return f"{left / 60:.0f} min left" if left < 90 * 60 else f"{left / 3600:.1f} h left"
+    return f"{duration(seconds / done * remaining)} left" if done > 0 else ""
+
+
+def duration(seconds: float) -> str:
+    """ "45 s", "12 min", "2.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

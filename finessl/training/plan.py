@@ -31,7 +31,7 @@ from finessl.runs.inputs import make_or_load_split, open_source
 from finessl.runtime.device import describe_device, resolve_device
 from finessl.runtime.machine import usable_cores
 from finessl.runtime.precision import resolve_precision
-from finessl.runtime.progress import Display
+from finessl.runtime.progress import Display, duration
 from finessl.training.diagnostics import MAX_ENCODED, MAX_PREDICTED, MAX_SHARE, MIN_IMAGES
 from finessl.training.quick import Answer, check_labels, quick
 from finessl.training.timing import Clock, Cost, time_encoding, time_reading, time_training
@@ -312,12 +312,6 @@ def machine(device: torch.device) -> str:
         return describe_device(device)
     cores = usable_cores()
     return f"{cores} CPU core{'s' if cores > 1 else ''}"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def as_option(seconds: float) -> str:

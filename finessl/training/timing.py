@@ -16,6 +16,7 @@ from finessl.data.images import ArrayImages, Images
 from finessl.frozen.features import FrozenEncoder
 from finessl.models.build import store_frozen
 from finessl.recipe import Recipe
+from finessl.runtime.device import synchronize
 from finessl.runtime.distributed import Processes
 from finessl.runtime.machine import usable_cores
 from finessl.runtime.precision import DTYPES, resolve_precision
@@ -116,8 +117,3 @@ def time_reading(images: Images, clock: Clock = time.perf_counter) -> float:
         except ImageError:
             continue
     return (clock() - begun) / max(len(positions), 1) / usable_cores()
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

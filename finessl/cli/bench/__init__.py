@@ -1,4 +1,4 @@
-"""finessl bench: speed and memory, measured here. One module per benchmark."""
+"""finessl bench: speed and memory, measured here. Modules by what is measured."""
 
 from __future__ import annotations
 

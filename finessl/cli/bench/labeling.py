@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from finessl.cli.bench import bench
-from finessl.cli.options import Json
-from finessl.cli.quick import WEIGHTS_HELP
+from finessl.cli.options import Json, Weights
 
 
 @bench.command(no_args_is_help=True)
@@ -19,7 +18,7 @@ def labeling(
     pause: Annotated[float, typer.Option(help="Seconds that a person takes per image.", min=0)] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the order of the images.", min=0)] = 0,
     backbone: Annotated[str, typer.Option(help="Backbone of the features (finessl list backbones).")] = "embedded",
-    weights: Annotated[list[str] | None, typer.Option(help=WEIGHTS_HELP)] = None,
+    weights: Weights = None,
     json_: Json = False,
 ) -> None:
     """Labels and minutes until the studio's answer is good, against labeling random images."""

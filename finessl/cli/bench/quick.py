@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from finessl.cli.bench import bench
-from finessl.cli.options import Device, Fields, Texts, recipe_options
+from finessl.cli.options import Device, Fields, Weights, recipe_options
 
 
 @bench.command("quick", no_args_is_help=True)
@@ -22,7 +22,7 @@ def quick_(
         str, typer.Option(help="Strategies of finessl select, separated by commas, or none.")
     ] = "herding,random",
     backbone: Annotated[str, typer.Option(help="Backbones, separated by commas; auto: those that are here.")] = "auto",
-    weights: Annotated[Texts, typer.Option(help="A backbone's weights file, NAME=FILE; repeatable.")] = None,
+    weights: Weights = None,
     device: Device = "auto",
 ) -> None:
     """Test accuracy of frozen features by solver, and of selected labels, as Markdown tables."""
