@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -106,41 +107,52 @@ class FolderIndex:
         return cls(root, table, np.array(times, np.int64), dict(ignored), unread)
 
     def store(self, target: Path) -> None:
-        """Write the index to the cache, atomically. Failure (disk full, no permission) is ignored: the next run is slower."""
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            draft = Path(tempfile.mkdtemp(dir=target.parent))
-        except OSError:
-            return
-        try:
-            for name in ("folder_of", "names", "offsets", "sizes"):
-                np.save(draft / f"{name}.npy", getattr(self.paths, name))
-            np.save(draft / "times.npy", self.times)
-            facts = {"version": VERSION, "extensions": sorted(EXTENSIONS), "folders": self.folders}
-            facts |= {"ignored": self.ignored, "unread": self.unread}
-            (draft / "index.json").write_text(json.dumps(facts), encoding="ascii")
-            shutil.rmtree(target, ignore_errors=True)
-            os.replace(draft, target)
-        except OSError:
-            shutil.rmtree(draft, ignore_errors=True)
+        facts = {"version": VERSION, "extensions": sorted(EXTENSIONS), "ignored": self.ignored, "unread": self.unread}
+        store_table(target, self.paths, facts, times=self.times)
 
     @classmethod
     def load(cls, root: Path, stored: Path) -> FolderIndex | None:
         """The cached index; None if a folder has changed since (a file was added, removed or renamed)."""
         try:
-            facts = json.loads((stored / "index.json").read_text(encoding="ascii"))
+            table, facts, (times,) = load_table(stored, "times")
             if facts["version"] != VERSION or facts["extensions"] != sorted(EXTENSIONS):
                 return None
-            times = np.load(stored / "times.npy")
-            if any(os.stat(root / f).st_mtime_ns != t for f, t in zip(facts["folders"], times, strict=True)):
+            if any(os.stat(root / f).st_mtime_ns != t for f, t in zip(table.folders, times, strict=True)):
                 return None
-            arrays = {
-                name: np.load(stored / f"{name}.npy", mmap_mode="r")
-                for name in ("folder_of", "names", "offsets", "sizes")
-            }
-        except (OSError, ValueError, KeyError, EOFError):
+            return cls(root, table, times, facts["ignored"], facts["unread"])
+        except (OSError, ValueError, KeyError, TypeError, EOFError):
             return None
-        return cls(root, PathTable(facts["folders"], **arrays), times, facts["ignored"], facts["unread"])
+
+
+TABLE = ("folder_of", "names", "offsets", "sizes")  # arrays of a PathTable
+
+
+def store_table(target: Path, table: PathTable, facts: dict[str, Any], **arrays: np.ndarray) -> None:
+    """Write an index to the cache, atomically. Failure (disk full, no permission) is ignored: the next run is slower.
+
+    facts: what JSON can hold.   arrays: more arrays, one per path or folder.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=target.parent))
+    except OSError:
+        return
+    try:
+        for name, array in ({name: getattr(table, name) for name in TABLE} | arrays).items():
+            np.save(draft / f"{name}.npy", array)
+        (draft / "index.json").write_text(json.dumps({**facts, "folders": table.folders}), encoding="ascii")
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(draft, target)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def load_table(stored: Path, *names: str) -> tuple[PathTable, dict[str, Any], list[np.ndarray]]:
+    """What `store_table` wrote: table, facts, and the arrays called `names`. OSError, ValueError, KeyError or EOFError if it is
+    missing or damaged."""
+    facts = json.loads((stored / "index.json").read_text(encoding="ascii"))
+    arrays = [np.load(stored / f"{name}.npy", mmap_mode="r") for name in (*TABLE, *names)]
+    return PathTable(facts["folders"], *arrays[: len(TABLE)]), facts, arrays[len(TABLE) :]
 
 
 def name_of(root: Path) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +15,15 @@ import numpy as np
 
 from finessl.data.dataset import Dataset, label_ids, some
 from finessl.data.decoding import EXTENSIONS, unread_reason
-from finessl.data.folder_index import cache_folder, natural
+from finessl.data.folder_index import cache_folder, load_table, natural, store_table
 from finessl.data.path_table import PathTable
 from finessl.data.shards import ShardImages, read_shard
 from finessl.data.sources.folder import TESTS
 from finessl.errors import FinesslError
 from finessl.runtime.callbacks import Count
 
-VERSION = 2
+VERSION = 3
+COLUMNS = ("shard_of", "starts", "label_of")  # of the index in the cache
 
 
 @dataclass
@@ -98,12 +97,15 @@ def open_index(root: Path, shards: list[str], progress: Count | None) -> ShardIn
     name = hashlib.blake2b(
         json.dumps([VERSION, str(root), sorted(EXTENSIONS), state]).encode(), digest_size=12
     ).hexdigest()
-    stored = cache_folder() / "shards" / f"{name}.npz"
+    stored = cache_folder() / "shards" / name
     try:
-        return load(stored, root, shards)
-    except (OSError, ValueError, KeyError, EOFError):
+        table, facts, (shard_of, starts, label_of) = load_table(stored, *COLUMNS)
+        images = ShardImages(root, shards, shard_of, starts, table)
+        return ShardIndex(images, facts["labels"], label_of, facts["unread"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
         index = scan(root, shards, progress)
-        store(index, stored)
+        arrays = zip(COLUMNS, (index.images.shard_of, index.images.starts, index.label_of), strict=True)
+        store_table(stored, index.images.paths, {"labels": index.labels, "unread": index.unread}, **dict(arrays))
         return index
 
 
@@ -123,36 +125,3 @@ def scan(root: Path, shards: list[str], progress: Count | None) -> ShardIndex:
     table = PathTable.of(paths, np.concatenate(sizes))
     images = ShardImages(root, shards, np.concatenate(shard_of), np.concatenate(starts), table)
     return ShardIndex(images, list(numbers)[1:], np.concatenate(labels), unread)
-
-
-def store(index: ShardIndex, target: Path) -> None:
-    """A cache that cannot be written is only a slower next time."""
-    images, table = index.images, index.images.paths
-    texts = json.dumps({"folders": table.folders, "labels": index.labels, "unread": index.unread}).encode()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=target.parent)
-        with os.fdopen(handle, "wb") as file:
-            np.savez(
-                file,
-                texts=np.frombuffer(texts, np.uint8),
-                shard_of=images.shard_of,
-                starts=images.starts,
-                label_of=index.label_of,
-                folder_of=table.folder_of,
-                names=table.names,
-                offsets=table.offsets,
-                sizes=table.sizes,
-            )
-        os.replace(draft, target)
-    except OSError:
-        return
-
-
-def load(stored: Path, root: Path, shards: list[str]) -> ShardIndex:
-    with np.load(stored) as arrays:
-        texts = json.loads(arrays["texts"].tobytes())
-        columns = {name: arrays[name] for name in ("folder_of", "names", "offsets", "sizes")}
-        table = PathTable(texts["folders"], **columns)
-        images = ShardImages(root, shards, arrays["shard_of"], arrays["starts"], table)
-        return ShardIndex(images, texts["labels"], arrays["label_of"], texts["unread"])
