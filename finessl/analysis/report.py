@@ -22,7 +22,7 @@ from finessl.analysis.runs import Outcome, plain, read_runs
 from finessl.analysis.style import styled
 from finessl.data.dataset import Dataset, some
 from finessl.errors import FinesslError
-from finessl.runtime.callbacks import Progress
+from finessl.runtime.callbacks import Progress, no_progress
 from finessl.runtime.files import write_output
 from finessl.runtime.version import __version__
 
@@ -31,7 +31,7 @@ LEAK_LIMIT = 20_000  # images among which a leak is looked for; more would take 
 
 
 def write_report(
-    paths: Sequence[str | Path], out: Path | None = None, *, images: bool = True, progress: Progress | None = None
+    paths: Sequence[str | Path], out: Path | None = None, *, images: bool = True, progress: Progress = no_progress
 ) -> Path:
     """Write the page and return its path."""
     outcomes = read_runs(paths)
@@ -44,7 +44,7 @@ def write_report(
     return target
 
 
-def open_images(outcome: Outcome, progress: Progress | None) -> Dataset | None:
+def open_images(outcome: Outcome, progress: Progress) -> Dataset | None:
     """The run's data, if it is still there and still the same; otherwise a word about it in `missing`."""
     from finessl.runs.inputs import open_source
 
@@ -60,7 +60,7 @@ def open_images(outcome: Outcome, progress: Progress | None) -> Dataset | None:
     return dataset
 
 
-def build(outcomes: Sequence[Outcome], dataset: Dataset | None, progress: Progress | None = None) -> str:
+def build(outcomes: Sequence[Outcome], dataset: Dataset | None, progress: Progress = no_progress) -> str:
     """The page as text."""
     *others, subject = outcomes
     opinion = second_opinion(subject)
@@ -119,7 +119,7 @@ def facts(subject: Outcome) -> list[str]:
     return [*found, f"{recipe.model.backbone} with {recipe.tuning.name}"]
 
 
-def look_for_leaks(dataset: Dataset | None, progress: Progress | None) -> Finding | None:
+def look_for_leaks(dataset: Dataset | None, progress: Progress) -> Finding | None:
     """Test images that training also saw, unlabeled or not."""
     if dataset is None or dataset.test is None:
         return None
@@ -129,7 +129,7 @@ def look_for_leaks(dataset: Dataset | None, progress: Progress | None) -> Findin
         return Finding("note", "Leaks: not looked for", text)
     from finessl.data.inspection import report
 
-    looked = report(dataset, progress=progress and partial(progress, "looking for leaks"))
+    looked = report(dataset, progress=partial(progress, "looking for leaks"))
     leaks = looked.leaks
     if not leaks:
         return Finding("good", "No leak", "No test image is among the training images, or nearly the same as one.")

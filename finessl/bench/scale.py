@@ -25,7 +25,7 @@ from PIL import Image, ImageFilter
 
 from finessl.bench.timing import process_peak
 from finessl.errors import FinesslError
-from finessl.runtime.callbacks import Progress
+from finessl.runtime.callbacks import Progress, no_progress
 
 CLASS, LABELED, SIDE = 1000, 10, (500, 375)  # images per class folder, labels per class, pixels
 MIN_ORIGINALS, MAX_LINKS = 64, 50_000  # different JPEGs; links to one (file systems allow about 65,000)
@@ -55,7 +55,7 @@ def bench_scale(
     repeats: int = 5,
     seconds: float = 2.0,
     folder: Path | None = None,
-    progress: Progress = lambda label, done, total: None,
+    progress: Progress = no_progress,
 ) -> list[SizeCost]:
     """One row per size.   sizes: images.   sample: images decoded per round.   repeats: rounds.   seconds: least time of
     indexing per measurement.   folder: where the sets are written; None: the temporary folder."""

@@ -24,7 +24,7 @@ from finessl.bench.scale import write_originals, write_set
 from finessl.data.decoding import load
 from finessl.data.sources.folder import open_pile
 from finessl.errors import FinesslError
-from finessl.runtime.callbacks import Progress
+from finessl.runtime.callbacks import Progress, no_progress
 from finessl.studio.features import LINKED, Encoded
 from finessl.studio.server import STATIC
 from finessl.studio.solve import fit
@@ -89,10 +89,9 @@ class Running:
 
 
 def bench_studio(
-    images: int, labels: int, refit: Sequence[int], folder: Path | None = None, progress: Progress | None = None
+    images: int, labels: int, refit: Sequence[int], folder: Path | None = None, say: Progress = no_progress
 ) -> dict[str, Any]:
     """folder: for the generated images, on the disk to be measured; default: the system's temporary folder."""
-    say = progress or (lambda what, done, total: None)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         root, cache = Path(scratch), {"FINESSL_CACHE": str(Path(scratch) / "cache")}
         say("writing images", 0, images)

@@ -14,7 +14,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from finessl.errors import FinesslError
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 
 CHUNK = 1 << 20  # bytes
 ATTEMPTS, PAUSE = 5, 2.0  # seconds before the second attempt; doubled for each further one
@@ -27,7 +27,7 @@ class Archive:
     creates: str  # the folder that it unpacks to
 
 
-def obtain(archive: Archive, root: Path, progress: Count | None = None) -> Path:
+def obtain(archive: Archive, root: Path, progress: Count = no_count) -> Path:
     """The archive's folder in `root`, downloaded and unpacked if it is missing."""
     target = root / archive.creates
     if not target.is_dir():
@@ -38,7 +38,7 @@ def obtain(archive: Archive, root: Path, progress: Count | None = None) -> Path:
     return target
 
 
-def fetch(url: str, target: Path, *, md5: str, progress: Count | None = None) -> None:
+def fetch(url: str, target: Path, *, md5: str, progress: Count = no_count) -> None:
     """Download `url` to `target`, which appears only when it is complete and has the right checksum."""
     if target.is_file() and checksum(target) == md5:
         return
@@ -70,7 +70,7 @@ class Interrupted(Exception):
     """The connection ended before the file did."""
 
 
-def receive(url: str, part: Path, progress: Count | None) -> None:
+def receive(url: str, part: Path, progress: Count) -> None:
     """Append the missing bytes of the file to `part`."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(
@@ -91,8 +91,7 @@ def receive(url: str, part: Path, progress: Count | None) -> None:
         while data := response.read(CHUNK):
             file.write(data)
             done += len(data)
-            if progress:
-                progress(done, total or 0)
+            progress(done, total or 0)
     if total is not None and done < total:
         raise Interrupted(f"the connection ended after {done:,} of {total:,} bytes")
 

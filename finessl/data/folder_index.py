@@ -20,7 +20,7 @@ import numpy as np
 from finessl.data.decoding import EXTENSIONS, UNREAD, unread_reason
 from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 
 MIN_CACHED = 20_000  # images; smaller folders are read every time, which is fast and sees files that changed in place
 VERSION = 2
@@ -62,7 +62,7 @@ class FolderIndex:
         return np.bincount(self.paths.folder_of, minlength=len(self.folders))
 
     @classmethod
-    def open(cls, root: Path, *, cache: Path | None = None, progress: Count | None = None) -> FolderIndex:
+    def open(cls, root: Path, *, cache: Path | None = None, progress: Count = no_count) -> FolderIndex:
         """The index from the cache if no folder has changed, else by one pass over the disk.
 
         A file of a large folder that is rewritten under its old name is not noticed: clear the cache after that.
@@ -77,7 +77,7 @@ class FolderIndex:
         return index
 
     @classmethod
-    def scan(cls, root: Path, progress: Count | None = None) -> FolderIndex:
+    def scan(cls, root: Path, progress: Count = no_count) -> FolderIndex:
         folders: list[str] = []
         folder_of, lengths, sizes, times = array("i"), array("q"), array("q"), array("q")
         names, ignored, unread = bytearray(), Counter[str](), list[str]()
@@ -94,14 +94,13 @@ class FolderIndex:
                 lengths.append(len(encoded))
                 sizes.append(size_of(entry))
                 folder_of.append(len(folders))
-                if progress and len(sizes) % 4096 == 0:
+                if len(sizes) % 4096 == 0:
                     progress(len(sizes), 0)
             folders.append(folder)
             times.append(time)
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(np.array(lengths, np.int64), out=offsets[1:])
-        if progress:
-            progress(len(sizes), len(sizes))
+        progress(len(sizes), len(sizes))
         blob = np.frombuffer(names, np.uint8) if names else np.empty(0, np.uint8)
         table = PathTable(folders, np.array(folder_of, np.int32), blob, offsets, np.array(sizes, np.int64))
         return cls(root, table, np.array(times, np.int64), dict(ignored), unread)

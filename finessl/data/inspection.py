@@ -17,7 +17,7 @@ from finessl.data.dataset import Dataset, count_of, left_out, some, warnings_not
 from finessl.data.decoding import ImageError, opened, pillow_warnings, shrunk
 from finessl.data.images import ArrayImages, Images
 from finessl.data.near_duplicates import Signatures, content_hash, equal_groups, join_pairs, near_pairs
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 from finessl.runtime.machine import usable_cores
 
 SIDE = 64  # pixels of the shorter side at which images are compared
@@ -62,7 +62,7 @@ def report(
     dataset: Dataset,
     *,
     suspects: Sequence[Suspect] = (),
-    progress: Count | None = None,
+    progress: Count = no_count,
     workers: int | None = None,
 ) -> Report:
     """Inspect a data set.
@@ -116,7 +116,7 @@ def report(
 
 
 def look(
-    dataset: Dataset, progress: Count | None, workers: int | None
+    dataset: Dataset, progress: Count, workers: int | None
 ) -> tuple[Signatures, np.ndarray, list[tuple[int, str]]]:
     """Signatures and sizes of all training images, then all test images. An unreadable image has size (0, 0) and an entry
     (position, reason)."""
@@ -156,8 +156,7 @@ def look(
         try:
             for job in jobs:
                 done += job.result()
-                if progress:
-                    progress(done, total)
+                progress(done, total)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

@@ -25,7 +25,7 @@ from finessl.data.images import ArrayImages, Images
 from finessl.data.pixel_file import PixelBuffer, PixelFile, locked
 from finessl.data.pixel_ops import upload
 from finessl.errors import FinesslError
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 from finessl.runtime.machine import usable_cores
 
 TASK = 8  # images per task of a worker
@@ -154,7 +154,7 @@ class PixelStore:
         cache_dir: Path | None = None,
         memory_limit_bytes: int | None = None,
         workers: int | None = None,
-        progress: Count | None = None,
+        progress: Count = no_count,
     ) -> PixelStore:
         """Decode `images`. The attribute `failures` lists unreadable ones.
 
@@ -171,8 +171,7 @@ class PixelStore:
         if buffer is None:
             limit = free_memory() // 2 if memory_limit_bytes is None else memory_limit_bytes
             with thread_pool(workers) as pool:
-                if progress:
-                    progress(0, len(images))
+                progress(0, len(images))
                 begun = PixelFile.resume(folder)
                 offsets = fit.plan(pool) if begun is None else begun.offsets
                 if offsets[-1] <= limit:
@@ -226,7 +225,7 @@ class Fit:
             sizes[:] = known[0]
         return np.concatenate([[0], np.cumsum(sizes)])
 
-    def decode(self, buffer: PixelBuffer, pool: ThreadPoolExecutor, progress: Count | None) -> None:
+    def decode(self, buffer: PixelBuffer, pool: ThreadPoolExecutor, progress: Count) -> None:
         """Every image that the buffer lacks, in rounds; the buffer takes note of each round."""
         todo = np.flatnonzero(buffer.state == pixel_file.TODO)
         for first, last in rounds(np.diff(buffer.offsets)[todo]):
@@ -236,8 +235,7 @@ class Fit:
             for count, failed in results:
                 failures += failed
                 done += count
-                if progress:
-                    progress(done, len(self.images))
+                progress(done, len(self.images))
             buffer.note(part, failures)
 
     def decode_some(self, buffer: PixelBuffer, indices: np.ndarray) -> tuple[int, list[tuple[int, str]]]:

@@ -27,7 +27,7 @@ from finessl.inference.evaluate import predict_images
 from finessl.inference.metrics import MIN_JUDGED, Interval, estimate, fit_temperature, softmax, wilson
 from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import open_source
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 from finessl.runtime.files import read_arrays, read_json, write_json, writing
 
 FILE = "audit.json"
@@ -72,7 +72,7 @@ def audit_run(
     *,
     weights: str | None = None,
     device: str = "auto",
-    progress: Count | None = None,
+    progress: Count = no_count,
 ) -> Audit:
     """Compare the classifier with the answers; write RUN/audit.json and, with enough of them, the temperature."""
     folder = RunDirectory(run)

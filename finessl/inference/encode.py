@@ -11,7 +11,7 @@ from torch import Tensor
 from finessl.data.pixel_store import PixelStore
 from finessl.data.views import evaluation_view
 from finessl.models.forward import forward_pixels
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def encode(
     indices: np.ndarray | None = None,
     batch: int = 0,
     rows: int = 0,
-    progress: Count | None = None,
+    progress: Count = no_count,
 ) -> Tensor:
     """`function` of the evaluation views (no augmentation) of the images at `indices` (all by default), as float32.
 
@@ -43,8 +43,7 @@ def encode(
         pixels = store.fetch(full, device)
         views = evaluation_view(pixels, store.sizes[full], size)
         results.append(forward_pixels(function, views, mean, std, precision, rows)[: len(wanted)])
-        if progress is not None:
-            progress(start + len(wanted), len(indices))
+        progress(start + len(wanted), len(indices))
     return torch.cat(results)
 
 

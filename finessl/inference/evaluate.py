@@ -22,7 +22,7 @@ from finessl.inference.classifier import Classifier, load
 from finessl.inference.metrics import Interval, wilson
 from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import open_source
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 from finessl.runtime.machine import usable_cores
 
 BATCH = 256  # images decoded while the model works on the batch before
@@ -49,7 +49,7 @@ def evaluate_run(
     weights: str | None = None,
     device: str = "auto",
     include_unlabeled: bool = False,
-    progress: Count | None = None,
+    progress: Count = no_count,
     **options: Any,
 ) -> Evaluation:
     """Accuracy on the run's own test images, or on the labeled images of other data.
@@ -237,7 +237,7 @@ def reader(images: Images, size: int) -> Callable[[int], np.ndarray | ImageError
 def predict_images(
     classifier: Classifier,
     images: Images,
-    progress: Count | None = None,
+    progress: Count = no_count,
     *,
     answer: Callable[[list[np.ndarray]], Any] | None = None,
     threads: int | None = None,
@@ -260,5 +260,4 @@ def predict_images(
             broken = [(start + i, str(error)) for i, error in enumerate(loaded) if isinstance(error, ImageError)]
             positions = np.array([i for i, _ in good], np.int64)
             yield positions, answer([image for _, image in good]), broken
-            if progress is not None:
-                progress(start + len(loaded), len(images))
+            progress(start + len(loaded), len(images))

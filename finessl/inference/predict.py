@@ -17,7 +17,7 @@ from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
 from finessl.inference.classifier import load
 from finessl.inference.evaluate import predict_images
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 from finessl.runtime.files import reading
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq")
@@ -41,7 +41,7 @@ def predict_files(
     embed: bool = False,
     weights: str | None = None,
     device: str = "auto",
-    progress: Count | None = None,
+    progress: Count = no_count,
 ) -> Predictions:
     """The `top` most probable classes of all image files that are named, found in folders or listed in tables.
 

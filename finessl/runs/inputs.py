@@ -19,7 +19,7 @@ from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone, create_backbone
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
-from finessl.runtime.callbacks import Progress
+from finessl.runtime.callbacks import Progress, no_progress
 from finessl.runtime.files import write_output, writing
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean, standard deviation
@@ -29,7 +29,7 @@ def read_pixels(
     dataset: Dataset,
     part: str,
     cache_dir: Path | None,
-    progress: Progress | None,
+    progress: Progress,
     **sizes: int,
 ) -> PixelStore:
     """Decode one part of the data. Unreadable images are left out, or refused if the recipe is strict.
@@ -39,7 +39,7 @@ def read_pixels(
     """
     images = dataset.train if part == "train" else dataset.test
     assert images is not None
-    count = partial(progress, f"reading {part} images") if progress else None
+    count = partial(progress, f"reading {part} images")
     limit = free_memory() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process has its own copy
     with pillow_warnings() as warned:
         store = PixelStore.build(images, cache_dir=cache_dir, progress=count, memory_limit_bytes=limit, **sizes)
@@ -49,7 +49,7 @@ def read_pixels(
     return store
 
 
-def open_source(recipe: Recipe, progress: Progress | None = None) -> Dataset:
+def open_source(recipe: Recipe, progress: Progress = no_progress) -> Dataset:
     """The data set that a recipe names."""
     data = recipe.data
     return open_dataset(
@@ -57,7 +57,7 @@ def open_source(recipe: Recipe, progress: Progress | None = None) -> Dataset:
         root=data.root,
         strict=data.strict,
         test=data.test,
-        progress=None if progress is None else lambda done, total: progress("looking for images", done, total or done),
+        progress=lambda done, total: progress("looking for images", done, total or done),
         **recipe.source.options,
     )
 

@@ -30,7 +30,7 @@ from finessl.models.tuning.base import Tuning
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import make_or_load_split, open_source, read_pixels, statistics, write_skipped
-from finessl.runtime.callbacks import Progress
+from finessl.runtime.callbacks import Progress, no_progress
 from finessl.runtime.distributed import Processes
 from finessl.runtime.files import sha256
 from finessl.training.feature_cache import CachedLoader
@@ -190,7 +190,7 @@ def prepare(
     *,
     dataset: Dataset | None = None,
     cache_dir: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     writes: bool = True,
 ) -> Experiment:
     """Everything in its initial state. The split is the run's saved one where there is one; `writes`: save it."""

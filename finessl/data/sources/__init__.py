@@ -14,7 +14,7 @@ from finessl.data.dataset import Dataset, label_ids
 from finessl.errors import FinesslError
 from finessl.registry import Registry, nearest
 from finessl.registry.options import check_options
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 
 # Known data sets, opened by name with the folder that holds them (root) …
 NAMED = {
@@ -44,7 +44,7 @@ def open_dataset(
     root: str | Path | None = None,
     strict: bool = False,
     test: str | Path | None = None,
-    progress: Count | None = None,
+    progress: Count = no_count,
     **options: Any,
 ) -> Dataset:
     """Open a data set.
@@ -102,7 +102,7 @@ def named_sources() -> list[str]:
     return [name for name in SOURCES.names() if name not in FORMS]
 
 
-def with_test(dataset: Dataset, path: Path, progress: Count | None, **columns: str | None) -> Dataset:
+def with_test(dataset: Dataset, path: Path, progress: Count, **columns: str | None) -> Dataset:
     """`dataset` with the labeled images of another folder or table as test images. Classes are matched by name."""
     from finessl.data.sources.folder import labeled_folder
     from finessl.data.sources.table import labeled_table

@@ -17,7 +17,7 @@ from finessl.data.download import Archive, obtain
 from finessl.data.images import ArrayImages
 from finessl.data.sources.folder import open_folder
 from finessl.errors import FinesslError
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 from finessl.runtime.pickles import load_pickle
 
 
@@ -56,15 +56,15 @@ ARCHIVES = {
 }
 
 
-def open_cifar10(root: Path | None, *, download: bool = False, progress: Count | None = None) -> Dataset:
+def open_cifar10(root: Path | None, *, download: bool = False, progress: Count = no_count) -> Dataset:
     return open_cifar(CIFAR10, root, download, progress)
 
 
-def open_cifar100(root: Path | None, *, download: bool = False, progress: Count | None = None) -> Dataset:
+def open_cifar100(root: Path | None, *, download: bool = False, progress: Count = no_count) -> Dataset:
     return open_cifar(CIFAR100, root, download, progress)
 
 
-def open_cifar(form: Form, root: Path | None, download: bool, progress: Count | None) -> Dataset:
+def open_cifar(form: Form, root: Path | None, download: bool, progress: Count) -> Dataset:
     """root: holds the published folder, or is it, or holds train/<class>/ and test/<class>/."""
     if root is None:
         raise FinesslError(f"{form.name} needs root: the folder that holds {form.python}/ (or class folders).")

@@ -18,7 +18,7 @@ from finessl.data.folder_index import FolderIndex, natural
 from finessl.data.images import FileImages, Images
 from finessl.data.sources.table import Rows, read_rows
 from finessl.errors import FinesslError
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 
 LABELED, UNLABELED = ("labeled", "labelled"), ("unlabeled", "unlabelled")
 TESTS = ("test", "val", "valid", "validation")
@@ -37,7 +37,7 @@ def open_folder(
     labels: str | None = None,
     path_column: str | None = None,
     label_column: str | None = None,
-    progress: Count | None = None,
+    progress: Count = no_count,
 ) -> Dataset:
     """labels: a table with the class of some images, in addition to labeled/ or labels.csv; all others are unlabeled.
     path_column, label_column: its columns, if they are not called path and label."""
@@ -88,7 +88,7 @@ def open_folder(
 
 
 def open_pile(
-    path: Path, labels: str | None = None, progress: Count | None = None
+    path: Path, labels: str | None = None, progress: Count = no_count
 ) -> tuple[FileImages, dict[str, str], list[tuple[str, str]]]:
     """All images except those of a test folder, path → class of the labeled ones, and (path, reason) of those left out.
 
@@ -107,7 +107,7 @@ def open_pile(
     return FileImages(index.root, index.paths).take(positions), named, index.left_out()
 
 
-def labeled_folder(path: Path, progress: Count | None = None) -> tuple[Images, np.ndarray, list[str]]:
+def labeled_folder(path: Path, progress: Count = no_count) -> tuple[Images, np.ndarray, list[str]]:
     """Images, labels and classes of a plain <class>/… folder."""
     index = read_index(path, progress)
     classes = class_names(index, "")
@@ -117,7 +117,7 @@ def labeled_folder(path: Path, progress: Count | None = None) -> tuple[Images, n
     return FileImages(index.root, index.paths).take(positions), ids, classes
 
 
-def read_index(path: Path, progress: Count | None = None) -> FolderIndex:
+def read_index(path: Path, progress: Count = no_count) -> FolderIndex:
     index = FolderIndex.open(path, progress=progress)
     if len(index.paths) == 0:
         seen = ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in index.ignored.items())

@@ -14,12 +14,12 @@ from finessl.data.download import Archive, obtain
 from finessl.data.images import FileImages
 from finessl.data.sources.table import files
 from finessl.errors import FinesslError
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 
 ARCHIVE = Archive("http://data.vision.ee.ethz.ch/cvl/food-101.tar.gz", "85eeb15f3717b99a5da872d97d918f87", "food-101")
 
 
-def open_food101(root: Path | None, *, download: bool = False, progress: Count | None = None) -> Dataset:
+def open_food101(root: Path | None, *, download: bool = False, progress: Count = no_count) -> Dataset:
     """root: holds food-101/ (or is it) with images/<class>/<number>.jpg and meta/{train,test,classes}.txt."""
     if root is None:
         raise FinesslError("food101 needs root: the folder that holds food-101/.")

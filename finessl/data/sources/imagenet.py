@@ -7,10 +7,10 @@ from pathlib import Path
 from finessl.data.dataset import IMAGENET, Dataset
 from finessl.data.sources.folder import open_folder
 from finessl.errors import FinesslError
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 
 
-def open_imagenet(root: Path | None, *, progress: Count | None = None) -> Dataset:
+def open_imagenet(root: Path | None, *, progress: Count = no_count) -> Dataset:
     """root: holds train/ and val/, or is the unpacked Kaggle archive (ILSVRC/Data/CLS-LOC/)."""
     if root is None:
         raise FinesslError("imagenet needs root: the folder that holds train/<wnid>/ and val/<wnid>/.")

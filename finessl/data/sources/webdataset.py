@@ -20,7 +20,7 @@ from finessl.data.path_table import PathTable
 from finessl.data.shards import ShardImages, read_shard
 from finessl.data.sources.folder import TESTS
 from finessl.errors import FinesslError
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 
 VERSION = 3
 COLUMNS = ("shard_of", "starts", "label_of")  # of the index in the cache
@@ -36,7 +36,7 @@ class ShardIndex:
     unread: list[str]  # images in a format that is not read
 
 
-def open_webdataset(path: Path, *, progress: Count | None = None) -> Dataset:
+def open_webdataset(path: Path, *, progress: Count = no_count) -> Dataset:
     root = path if path.is_dir() else path.parent
     shards = [path.name] if path.is_file() else sorted((f.name for f in path.glob("*.tar")), key=natural)
     if not shards:
@@ -91,7 +91,7 @@ def name_labels(root: Path, labels: list[str]) -> list[str]:
     return [classes[int(label)] for label in labels]
 
 
-def open_index(root: Path, shards: list[str], progress: Count | None) -> ShardIndex:
+def open_index(root: Path, shards: list[str], progress: Count) -> ShardIndex:
     """From the cache while no shard has changed, else in one pass."""
     state = [(s, (st := (root / s).stat()).st_size, st.st_mtime_ns) for s in shards]
     name = hashlib.blake2b(
@@ -109,7 +109,7 @@ def open_index(root: Path, shards: list[str], progress: Count | None) -> ShardIn
         return index
 
 
-def scan(root: Path, shards: list[str], progress: Count | None) -> ShardIndex:
+def scan(root: Path, shards: list[str], progress: Count) -> ShardIndex:
     numbers: dict[str, int] = {"": -1}
     shard_of, starts, labels, sizes, paths, unread = [], [], [], [], list[str](), list[str]()
     for number, shard in enumerate(shards):
@@ -120,8 +120,7 @@ def scan(root: Path, shards: list[str], progress: Count | None) -> ShardIndex:
         starts.append(np.array(content.starts, np.int64))
         sizes.append(np.array(content.sizes, np.int64))
         labels.append(np.array([numbers.setdefault(label, len(numbers) - 1) for label in content.labels], np.int32))
-        if progress:
-            progress(len(paths), len(paths) if number == len(shards) - 1 else 0)
+        progress(len(paths), len(paths) if number == len(shards) - 1 else 0)
     table = PathTable.of(paths, np.concatenate(sizes))
     images = ShardImages(root, shards, np.concatenate(shard_of), np.concatenate(starts), table)
     return ShardIndex(images, list(numbers)[1:], np.concatenate(labels), unread)

@@ -35,7 +35,7 @@ from finessl.inference.bulk.worker import Settings
 from finessl.inference.classifier import load, usual_precision
 from finessl.inference.output import write_embeddings, write_rows
 from finessl.inference.sorting import sort_into
-from finessl.runtime.callbacks import Count
+from finessl.runtime.callbacks import Count, no_count
 from finessl.runtime.device import resolve_device
 from finessl.runtime.files import writing
 from finessl.runtime.machine import usable_cores
@@ -70,7 +70,7 @@ def predict_bulk(
     jobs: int | None = None,
     engine: str = "local",
     address: str | None = None,
-    progress: Count | None = None,
+    progress: Count = no_count,
 ) -> Totals:
     """Predict all images of `inputs` (tar shards, folders, tables and lists of files, Parquet files with images).
 
@@ -131,21 +131,19 @@ def compute(
     engine: str,
     jobs: int | None,
     address: str | None,
-    progress: Count | None,
+    progress: Count,
 ) -> None:
     """Write the parts that are missing or damaged; an error names those that failed."""
     waiting = [number for number in range(len(parts)) if check_part(part_file(out, number)) is None]
     tasks = [(number, parts[number], str(part_file(out, number).absolute())) for number in waiting]
     ended = run_ray(settings, tasks, jobs, address) if engine == "ray" else run_local(settings, tasks, jobs or 1)
     done, failed = len(parts) - len(tasks), dict[int, str]()
-    if progress:
-        progress(done, len(parts))
+    progress(done, len(parts))
     for number, failure in ended:
         done += 1
         if failure:
             failed[number] = failure
-        if progress:
-            progress(done, len(parts))
+        progress(done, len(parts))
     if failed:
         shown = some([f"{parts[n].source} ({reason})" for n, reason in sorted(failed.items())], 3)
         raise FinesslError(
