@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import finessl
 from finessl.cli import app
 from finessl.errors import FinesslError
+from finessl.frozen import choose
 from finessl.models.backbones import candidate_backbones
 from finessl.training import quick as quick_run
 
@@ -126,6 +127,13 @@ def test_without_test_images_and_with_a_broken_one(shapes: Path, tmp_path: Path)
     run_verb("report", tmp_path / "run", "--no-images")
 
 
+def test_large_set_is_sampled_and_says_so(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "LARGEST", 40)
+    found = json.loads(run_verb("quick", shapes, "-n", 4, "--backbone", "embedded", "--json"))
+    assert found["notes"][0].startswith("40 of the 72 images")
+    assert max(row["test"] for row in found["candidates"]) > 0.6
+
+
 def test_no_labels_points_to_select(shapes: Path, tmp_path: Path) -> None:
     data = tmp_path / "photos"
     shutil.copytree(shapes / "train" / "down", data)
@@ -155,6 +163,19 @@ def test_backbones_are_compared_and_the_choice_is_explained(shapes: Path, monkey
     assert {row["backbone"] for row in found["candidates"]} == {"one", "two"}
     assert [row["backbone"] for row in found["candidates"] if row["chosen"]] == ["one"]
     assert "Backbone one" in found["reason"] and "two" in found["reason"]
+
+
+def test_joined_backbones_are_an_ordinary_run(shapes: Path, tmp_path: Path) -> None:
+    """New images are encoded by both parts; export refuses timm's format and says why."""
+    out = tmp_path / "run"
+    run_verb("quick", shapes, "-n", 4, "--backbone", "embedded+wide-resnet-28-2", "--out", out, "-q")
+    measured = json.loads(run_verb("evaluate", out, "--json"))
+    with np.load(out / "predictions.npz") as saved:
+        accuracy = float((saved["logits"].argmax(1) == saved["labels"]).mean())
+    assert measured["accuracy"] == pytest.approx(accuracy, abs=0.09)  # bf16: two of 24 images
+    assert finessl.load(out).embed(shapes / "test" / "down" / "00.png").shape == (1, finessl.load(out).network.dim)
+    with pytest.raises(FinesslError, match="--format onnx or pt2"):
+        run_verb("export", out, "--format", "timm", "--out", tmp_path / "timm")
 
 
 def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from finessl.cli import app
 from finessl.cli.options import Data, Device, Fields, Json, Quiet, Set, Weights, recipe_options
 
 BACKBONE_HELP = (
-    "Backbones to compare, separated by commas (finessl list backbones); auto: those given by --weights, fetched before, "
-    "or built in."
+    "Backbones to compare, separated by commas (finessl list backbones); a+b joins two; auto: those given by --weights, "
+    "fetched before, or built in."
 )
 
 
@@ -99,7 +99,7 @@ def show(answer: Any, out: Path | None) -> None:
     )
     shown = Table(title=title, title_justify="left")
     for name in (*(["backbone"] if several else []), "method"):
-        shown.add_column(name)
+        shown.add_column(name, overflow="fold")
     for name in ("held-out", "95 % interval", *(["test"] if tested else []), "seconds"):
         shown.add_column(name, justify="right")
     for row in rows:

@@ -76,6 +76,8 @@ def split_weights(fields: Fields) -> dict[str, str]:
     """The files of --weights NAME=FILE,NAME=FILE…, for the plan to choose from; that of --backbone stays a field."""
     from finessl.cli.quick import named_files
     from finessl.errors import FinesslError
+    from finessl.models.backbones import files_of
+    from finessl.models.joint import part_names
 
     text, backbone = fields.get("weights") or "", fields.get("backbone")
     if "=" not in text or Path(text).exists():
@@ -84,9 +86,11 @@ def split_weights(fields: Fields) -> dict[str, str]:
     del fields["weights"]
     if backbone is None:
         return files
-    if list(files) != [backbone]:
-        raise FinesslError(f"--weights {text} should name one file, of the backbone {backbone}.")
-    fields["weights"] = files[backbone]
+    if set(files) != set(part_names(backbone)):
+        raise FinesslError(
+            f"--weights {text} should name the file of the backbone {backbone}, or of each one it joins."
+        )
+    fields["weights"] = files_of(backbone, files)
     return {}
 
 

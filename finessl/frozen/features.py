@@ -21,7 +21,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +47,7 @@ VERSION = 1
 KEY = 16  # bytes of an image's digest
 CHUNK = 256  # images per line of chunks.jsonl: what a kill costs at most
 BATCH = {"cuda": 256}  # images per forward pass; 32 elsewhere
+BLOCK = 1 << 15  # rows that are converted at a time
 READERS = 8  # threads that read files: most of the time they wait for the disk
 
 
@@ -76,6 +77,8 @@ def encode_images(
 
     cache_dir: instead of the user's cache folder.
     """
+    if encoder.parts:
+        return join([encode_images(images, part, cache_dir=cache_dir, progress=progress) for part in encoder.parts])
     keys, failures = digests(images)
     folder = (cache_dir or cache_folder()) / "features" / encoder.identity()
     with locked(folder):  # a second process waits, and then finds the rows of the first
@@ -120,8 +123,21 @@ def encode_part(dataset: Dataset, part: str, encoder: FrozenEncoder, progress: P
     return features
 
 
+def join(found: Sequence[Features]) -> Features:
+    """Features of joined backbones, from those of their parts: as models/joint.py computes them."""
+    rows = np.empty((len(found[0].rows), sum(part.rows.shape[1] for part in found)), np.float16)
+    for start in range(0, len(rows), BLOCK):
+        parts = [part.rows[start : start + BLOCK].astype(np.float32) for part in found]
+        unit = [part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12) for part in parts]
+        rows[start : start + BLOCK] = np.concatenate(unit, axis=1)
+    failures = dict(failure for part in found for failure in part.failures)
+    return Features(rows, sorted(failures.items()), sum(part.encoded for part in found))
+
+
 def missing(images: Images, encoder: FrozenEncoder, cache_dir: Path | None = None) -> int:
     """How many images are not in the cache."""
+    if encoder.parts:
+        return max(missing(images, part, cache_dir) for part in encoder.parts)
     keys, _ = digests(images)
     folder = (cache_dir or cache_folder()) / "features" / encoder.identity()
     return int((FeatureStore(folder, encoder.backbone.dim, encoder.description()).find(keys) < 0).sum())
@@ -147,7 +163,8 @@ def digests(images: Images) -> tuple[np.ndarray, list[tuple[int, str]]]:
 
 
 class FrozenEncoder:
-    """A backbone that only computes: images → features, in batches, with the next batch decoded meanwhile.
+    """A backbone that only computes: images → features, in batches, with the next batch decoded meanwhile. Joined backbones
+    of one image size share the features that are kept of their parts.
 
     precision: fp32, bf16, fp16 or fp8. The backbone is converted: use it here alone.
     """
@@ -156,6 +173,8 @@ class FrozenEncoder:
         self.backbone, self.device, self.precision = backbone, device, precision
         self.weights = backbone.sha256()  # before it is converted
         self.batch = BATCH.get(device.type, 32)
+        shared = all(part.image_size == backbone.image_size for part in backbone.parts)
+        self.parts = [FrozenEncoder(part, device, precision) for part in backbone.parts] if shared else []
         backbone.encoder.to(device).eval().requires_grad_(False)
         store_frozen(backbone.encoder, precision)
 

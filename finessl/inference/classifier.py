@@ -27,6 +27,7 @@ from finessl.errors import FinesslError
 from finessl.models.backbones import create_backbone
 from finessl.models.build import build_network, compile_encoder, store_frozen
 from finessl.models.forward import forward_pixels
+from finessl.models.joint import weights_files
 from finessl.models.network import Network
 from finessl.recipe import Choice
 from finessl.registry.plugins import load as load_plugins
@@ -129,10 +130,11 @@ def load(
         raise FinesslError(f"{run} holds no classifier (classifier/classifier.json).{hint}")
     description, tensors = read_classifier(folder)
     file = weights or description["weights"]
-    if file is not None and not Path(file).exists():
-        raise FinesslError(
-            f"the backbone's weights, {file}, are not there; pass weights= (--weights) with their place."
-        )
+    for part in weights_files(description["backbone"], file).values():
+        if part is not None and not Path(part).exists():
+            raise FinesslError(
+                f"the backbone's weights, {part}, are not there; pass weights= (--weights) with their place."
+            )
     backbone = create_backbone(
         description["backbone"],
         weights=file,

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from finessl.errors import FinesslError
 from finessl.models.aliases import BACKBONES, Alias, alias_of
 from finessl.models.encoder import Encoder, PooledEncoder
+from finessl.models.joint import PREFIXES as HUB
+from finessl.models.joint import Joint, join_weights, part_names, weights_files
 from finessl.models.vit import ViTEncoder, unsupported
 from finessl.models.weights import load_weights
 from finessl.models.wide_resnet import WideResNet
@@ -27,7 +29,6 @@ from finessl.registry import nearest
 # Candidates of `--backbone auto`, preferred first while there are too few labels to compare them.
 PREFERRED = ("dinov2-vit-b14", "dinov2-vit-s14", "clip-vit-l14", "clip-vit-b16", "siglip-vit-b16", "clip-vit-b32",
              "in21k-vit-b16", "in21k-vit-s16", "embedded")  # fmt: skip
-HUB = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names of models outside timm
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Backbone:
     interpolation: str = "bicubic"
     visual_proj: Tensor | None = None  # CLIP's [dim, text dim] projection to the text space, if the weights hold it
     pretrained: bool = True  # False: random weights
+    parts: tuple[Backbone, ...] = ()  # backbones that this one joins
 
     def sha256(self) -> str:
         """Digest of the weights, independent of their file or hub: names, dtypes, shapes and bytes of the encoder's
@@ -65,12 +67,15 @@ def create_backbone(
 ) -> Backbone:
     """Build a backbone with its weights.
 
-    name: an alias (`finessl list backbones`) or any timm model.   weights: a local file; None: timm's hub.
+    name: an alias (`finessl list backbones`) or any timm model, or several joined by +.   weights: a local file (of joined
+    ones NAME=FILE,NAME=FILE); None: timm's hub.
     image_size: pixels; None: the backbone's own.   pretrained: False for random weights (backbones "from scratch" have
     random weights unless a file is given).   seed: of random weights.
     """
     if image_size is not None and image_size < 1:
         raise FinesslError(f"image size {image_size} should be at least 1.")
+    if len(part_names(name)) > 1:
+        return _joined(name, weights, image_size, pretrained, seed)
     alias = alias_of(name)
     with torch.random.fork_rng(devices=[]):  # timm draws initial values from the global generator
         torch.default_generator.manual_seed(seed)
@@ -79,6 +84,41 @@ def create_backbone(
         if alias.timm is None:
             return _from_scratch(name, image_size, weights)
         return _from_timm(name, alias, weights, image_size, pretrained)
+
+
+def _joined(name: str, weights: str | Path | None, image_size: int | None, pretrained: bool, seed: int) -> Backbone:
+    """Backbones side by side. `image_size` is that of the largest; the others keep their proportion to it."""
+    files = weights_files(name, weights)
+    own = {part: _own_size(part) for part in files}
+    largest = max(own.values())
+    parts = tuple(
+        create_backbone(
+            part,
+            weights=file,
+            image_size=None if image_size is None else round(image_size * own[part] / largest),
+            pretrained=pretrained,
+            seed=seed,
+        )
+        for part, file in files.items()
+    )
+    joint = Joint(*zip(*((p.encoder, p.image_size, p.mean, p.std) for p in parts), strict=True))
+    size = max(part.image_size for part in parts)
+    return Backbone(
+        PooledEncoder(joint),
+        name,
+        sum(part.dim for part in parts),
+        size,
+        (0.0, 0.0, 0.0),
+        (1.0, 1.0, 1.0),
+        pretrained=all(part.pretrained for part in parts),
+        parts=parts,
+    )
+
+
+def _own_size(name: str) -> int:
+    """The image size of a backbone, pixels, where none is asked for."""
+    alias = alias_of(name)
+    return alias.image_size or _timm_config(str(alias.timm))["input_size"][-1]
 
 
 def make_encoder(model: nn.Module) -> Encoder:
@@ -174,6 +214,10 @@ def _check_hub(name: str, config: dict[str, Any]) -> None:
 
 def check_name(name: str) -> None:
     """Raise a FinesslError unless `name` is an alias or a timm model."""
+    if len(parts := part_names(name)) > 1:
+        for part in parts:
+            check_name(part)
+        return
     timm_name = alias_of(name).timm
     if timm_name is None or timm_name.startswith(HUB) or timm.is_model(timm_name.partition(".")[0]):
         return
@@ -183,6 +227,8 @@ def check_name(name: str) -> None:
 
 def hub_lacks(name: str) -> str | None:
     """Why the weights of a backbone cannot come from timm's hub, or None. Backbones built by finessl need no hub."""
+    if len(parts := part_names(name)) > 1:
+        return next((reason for part in parts if (reason := hub_lacks(part))), None)
     timm_name = alias_of(name).timm
     if timm_name is None:
         return None
@@ -210,19 +256,27 @@ def in_cache(name: str) -> bool:
 def candidate_backbones(asked: str, weights: dict[str, str]) -> list[tuple[str, str | None]]:
     """(name, weights file) of the backbones to compare.
 
-    asked: names separated by commas, or "auto" for those with a weights file, in the hub's cache, or embedded.
-    weights: name → weights file.
+    asked: names separated by commas, each of one backbone or of several joined by +; or "auto" for those with a weights
+    file, in the hub's cache, or embedded.   weights: name → weights file.
     """
     if asked != "auto":
         names = [name.strip() for name in asked.split(",") if name.strip()]
         if not names:
             raise FinesslError(f"--backbone {asked!r} names no backbone; finessl list backbones shows them.")
-        if unknown := [name for name in weights if name not in names]:
+        parts = {part for name in names for part in part_names(name)}
+        if unknown := [name for name in weights if name not in parts]:
             raise FinesslError(f"--weights {unknown[0]}=…: --backbone does not name {unknown[0]}.")
     else:
         names = [name for name in PREFERRED if name in weights or in_cache(name)]
         names = [*(name for name in weights if name not in PREFERRED), *names]
-    return [(name, weights.get(name)) for name in names]
+    return [(name, files_of(name, weights)) for name in names]
+
+
+def files_of(name: str, weights: dict[str, str]) -> str | None:
+    """The weights of a backbone as `create_backbone` takes them, from the files of all backbones."""
+    if len(parts := part_names(name)) == 1:
+        return weights.get(name)
+    return join_weights({part: weights[part] for part in parts if part in weights})
 
 
 def unreachable(repository: str, *files: str) -> str | None:

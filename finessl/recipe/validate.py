@@ -56,8 +56,7 @@ def check_choices(recipe: Recipe, source: bool = False) -> tuple[Recipe, list[st
     ):
         sections[section] = take(getattr(recipe, section), found)
     mistakes += check_backbone(recipe.model.backbone)
-    if source and recipe.model.weights is not None and not Path(recipe.model.weights).expanduser().is_file():
-        mistakes.append(f"no weights file at {recipe.model.weights}.")
+    mistakes += check_weights(recipe.model.backbone, recipe.model.weights) if source else []
     update = {**sections, "data": data.model_copy(update=views), "plugins": recorded}
     return recipe.model_copy(update=update), mistakes
 
@@ -131,6 +130,16 @@ def check_head(head: Choice) -> Found:
     made, mistakes = parse(Start, start, "head has no option", lambda name: f"head.{name}")
     checked, wrong = named(HEADS, head.name, others)
     return {**({name: getattr(made, name) for name in start} if made else {}), **checked}, [*mistakes, *wrong]
+
+
+def check_weights(backbone: str, weights: str | None) -> list[str]:
+    from finessl.models.joint import weights_files
+
+    try:
+        files = weights_files(backbone, weights).values()
+    except FinesslError as error:
+        return [str(error)]
+    return [f"no weights file at {file}." for file in files if file and not Path(file).expanduser().is_file()]
 
 
 def check_backbone(name: str) -> list[str]:

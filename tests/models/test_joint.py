@@ -1,0 +1,80 @@
+"""Several backbones as one: features, weights, sizes and names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from finessl.data.images import FileImages
+from finessl.data.path_table import PathTable
+from finessl.errors import FinesslError
+from finessl.frozen.features import FrozenEncoder, encode_images
+from finessl.models.backbones import candidate_backbones, check_name, create_backbone
+from finessl.models.forward import forward_pixels
+from finessl.models.joint import weights_files
+
+CPU = torch.device("cpu")
+TINY = "vit_tiny_patch16_224"
+
+
+def features(name: str, pixels: torch.Tensor, size: int | None) -> torch.Tensor:
+    model = create_backbone(name, image_size=size, pretrained=False)
+    model.encoder.eval()
+    with torch.inference_mode():
+        return forward_pixels(model.encoder, pixels, model.mean, model.std, "fp32")
+
+
+def test_features_are_those_of_the_parts_side_by_side() -> None:
+    pixels = torch.randint(0, 256, (2, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    parts = [features(name, pixels, 32) for name in ("embedded", "wide-resnet-28-2")]
+    expected = torch.cat([F.normalize(part, dim=1) for part in parts], dim=1)
+    torch.testing.assert_close(features("embedded+wide-resnet-28-2", pixels, 32), expected, atol=1e-5, rtol=0)
+
+
+def test_parts_keep_their_proportion() -> None:
+    large = create_backbone(f"embedded+{TINY}", pretrained=False)
+    assert large.image_size == 224 and [part.image_size for part in large.parts] == [32, 224]
+    again = create_backbone(f"embedded+{TINY}", pretrained=False, image_size=224)  # as a run is loaded
+    assert [part.image_size for part in again.parts] == [32, 224]
+    assert large.dim == sum(part.dim for part in large.parts)
+
+
+def test_kept_features_of_the_parts_are_used(tmp_path: Path) -> None:
+    """Nothing is encoded for joined backbones whose parts have been; and the values are those of the joined encoder."""
+    rng = np.random.default_rng(0)
+    files = [tmp_path / f"{number}.png" for number in range(4)]
+    for file in files:
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file)
+    files[3].write_bytes(b"no image")
+    images, cache = FileImages(tmp_path, PathTable.of([file.name for file in files], [0] * 4)), tmp_path / "cache"
+    for name in ("embedded", "wide-resnet-28-2"):
+        encode_images(images, FrozenEncoder(create_backbone(name), CPU), cache_dir=cache)
+    joined = FrozenEncoder(create_backbone("embedded+wide-resnet-28-2"), CPU)
+    found = encode_images(images, joined, cache_dir=cache)
+    assert found.encoded == 0 and [i for i, _ in found.failures] == [3] and not found.rows[3].any()
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files[:3]])
+    np.testing.assert_allclose(found.rows[:3], joined.forward(pixels), atol=2e-3)
+
+
+def test_weights_files_are_given_by_part() -> None:
+    assert weights_files("a", "x,y=z") == {"a": "x,y=z"}
+    assert weights_files("a+b", "a=x,1.pt,b=y") == {"a": "x,1.pt", "b": "y"}
+    assert weights_files("a+b", "b=y") == {"a": None, "b": "y"}
+    assert candidate_backbones("a,a+b", {"a": "x", "b": "y"}) == [("a", "x"), ("a+b", "a=x,b=y")]
+    assert candidate_backbones("a+b", {}) == [("a+b", None)]
+    for text in ("x", "c=x", "x,a=y"):
+        with pytest.raises(FinesslError, match="should read a=FILE,b=FILE"):
+            weights_files("a+b", text)
+    with pytest.raises(FinesslError, match="does not name c"):
+        candidate_backbones("a+b", {"c": "x"})
+
+
+@pytest.mark.parametrize("name", ["embedded+", "embedded+embedded", "embedded+no-such-backbone"])
+def test_bad_names_are_one_sentence(name: str) -> None:
+    with pytest.raises(FinesslError, match="should join different|unknown backbone"):
+        check_name(name)
