@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from finessl.bench import frozen
 from finessl.bench.data import bench_data
 from finessl.bench.profile import kind_of
 from finessl.bench.scale import SizeCost, bench_scale, middle, ratios
 from finessl.cli import app
+from finessl.cli.bench.scale import show_features
 from finessl.errors import FinesslError
 
 SMALL = ["--backbone", "embedded", "--batch-size", "2", "--repeats", "1", "--device", "cpu", "--json"]
@@ -113,6 +116,19 @@ def test_scale(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_scale_of_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("DIM", 8), ("CLASSES", 3), ("GROUPS", 2)):
+        monkeypatch.setattr(frozen, name, value)
+    monkeypatch.setattr(frozen, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count))
+    rows = frozen.bench_features([60, 120], folder=tmp_path)
+    assert [(row.what, row.images) for row in rows] == [("quick", 60), ("quick", 120), ("select", 60), ("select", 120)]
+    for row in rows:
+        assert row.image == pytest.approx(1e3 * row.cpu / row.images) and row.memory > 0
+    assert all(row.accuracy > 0.4 for row in rows if row.accuracy is not None)
+    assert list(tmp_path.iterdir()) == []
+    show_features(rows)
+
+
 def test_scale_takes_the_median_of_the_rounds() -> None:
     rounds = [SizeCost(10, *[float(value)] * 8) for value in (5, 1, 2)]
     small, large = middle(rounds), SizeCost(20, *[3.0] * 8)
@@ -125,6 +141,10 @@ def test_scale_refuses_what_it_cannot_measure() -> None:
         bench_scale([10, 100])
     with pytest.raises(FinesslError, match="separated by commas"):
         app(["bench", "scale", "--sizes", "10 100"], standalone_mode=False)
+    with pytest.raises(FinesslError, match="known: images, features"):
+        app(["bench", "scale", "--parts", "pixels"], standalone_mode=False)
+    with pytest.raises(FinesslError, match="at least 800 images"):
+        frozen.bench_features([100])
 
 
 def test_predict(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ DEFAULT, FALLBACK = "propagation", "ridge"
 TRANSDUCTIVE = ("propagation", "em")
 FOLDS = 4
 CROWD = 10  # images per class below which the unlabeled images are too few to help
+LARGEST = 100_000  # images that are solved together: a larger set is represented by a random sample
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,20 @@ class Choice:
     reason: str
 
 
+def representatives(labeled: np.ndarray, most: int = 0, seed: int = 0) -> np.ndarray:
+    """Positions, in order: all images of a set of at most `most` (0: LARGEST); of a larger one the labeled images and a
+    random sample of the others. The solved classifier answers the rest, so that time and memory do not grow with the set.
+
+    labeled: bool [n].
+    """
+    most = most or LARGEST
+    if len(labeled) <= most:
+        return np.arange(len(labeled))
+    others = np.flatnonzero(~labeled)
+    drawn = np.random.default_rng(seed).choice(others, max(most - int(labeled.sum()), 0), replace=False)
+    return np.union1d(np.flatnonzero(labeled), drawn)
+
+
 class Pile:
     """All images of a set, prepared, with what the solvers share: the graph and the factorised system."""
 
@@ -62,6 +77,11 @@ class Pile:
         self.x = x
         self._graph: Graph | None = None
         self._distiller: Distiller | None = None
+
+    @property
+    def linked(self) -> bool:
+        """The graph is built."""
+        return self._graph is not None
 
     @property
     def graph(self) -> Graph:
@@ -103,6 +123,8 @@ def choose_solver(
         if progress:
             progress(f"solving: {SOLVERS[name]}", number, len(names))
         if name in TRANSDUCTIVE:
+            if progress and not pile.linked:
+                progress("finding nearest neighbours", number, len(names))
             pile.graph  # noqa: B018 - shared by both: not part of one solver's time
         start = time.perf_counter()
         solution = pile.solve(name, y, classes)

@@ -6,8 +6,8 @@
     random    the baseline
 
 Herding picks greedily, so the order is a ranking: any prefix of the list is a good choice of that size. In a large set it
-chooses among a random sample (CANDIDATES images) and compares with another one (REFERENCE), so that its cost does not grow
-with the set. By submodularity only few gains are computed again at each pick.
+chooses among a random sample (CANDIDATES images) and compares with another one (REFERENCE). By submodularity only few gains
+are computed again at each pick. All strategies see at most LARGEST images at random, so that no cost grows with the set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from finessl.errors import FinesslError
-from finessl.frozen.choose import CROWD, DEFAULT, FALLBACK, Pile
+from finessl.frozen.choose import CROWD, DEFAULT, FALLBACK, LARGEST, Pile, representatives
 from finessl.frozen.solvers import BLOCK, as_tensor, feature_centre, prepare
 from finessl.runtime.callbacks import Progress
 
@@ -30,7 +30,7 @@ Strategy = Literal["herding", "typical", "random"]
 
 WIDTH = 1.0  # h of the kernel exp(−‖a − b‖² / h²) on unit features
 REFERENCE = 10_000  # images that stand for the whole set
-CANDIDATES = 20_000  # images to choose from, or four times as many as are asked for
+CANDIDATES, CHOICES = 20_000, 4  # images to choose from; at least so many times the images that are asked for
 FRESH = 64  # candidates whose gain is computed at a time
 DUPLICATE = 0.98  # cosine above which an image is a near-duplicate of one that is chosen or labeled
 CLUSTERS = 500  # at most
@@ -40,7 +40,7 @@ CLOSE = 20  # neighbours whose mean distance says how typical an image is
 @dataclass(frozen=True)
 class Selection:
     chosen: np.ndarray  # positions, in the order in which to label them
-    suggested: np.ndarray  # class of every image by the labels so far; −1: none
+    suggested: np.ndarray  # class of every image that was compared, by the labels so far; −1: none
     duplicates: int  # images that were passed over as near-duplicates
 
 
@@ -65,6 +65,7 @@ def select_images(
     usable = np.ones(len(rows), bool) if usable is None else usable
     labels = np.full(len(rows), -1) if labels is None else np.where(usable, labels, -1)
     good = np.flatnonzero(usable)
+    good = good[representatives(labels[good] >= 0, max(LARGEST, CHOICES * count), seed)]
     x = unit(rows[good]).to(device or "cpu")
     y = torch.from_numpy(labels[good]).to(x.device)
     probabilities = suggest(rows[good], y, classes)
@@ -116,7 +117,7 @@ def herd(picker: Picker, count: int, weights: Tensor | None, seed: int, progress
     """Greedy maximisation of C(L) = Σ_j u_j max_{i ∈ L} k(x_j, x_i) over the reference images j."""
     x = picker.x
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
-    sample, pool = order[:REFERENCE], order[: max(CANDIDATES, 4 * count)].sort().values
+    sample, pool = order[:REFERENCE], order[: max(CANDIDATES, CHOICES * count)].sort().values
     reference = x[sample]
     u = x.new_ones(len(sample)) if weights is None else weights[sample]
     covered = x.new_zeros(len(sample))

@@ -9,15 +9,16 @@ take the place of the logits, so that the pseudo-labels of the first steps follo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from finessl.frozen.choose import Pile
+from finessl.frozen.choose import Pile, representatives
 from finessl.frozen.features import FrozenEncoder, encode_images
-from finessl.frozen.solvers import feature_centre, prepare, propagate
+from finessl.frozen.solvers import BLOCK, Distiller, feature_centre, prepare, propagate, shares
 from finessl.methods.base import HeadOutputs
 from finessl.models.backbones import create_backbone
 from finessl.runtime.callbacks import Progress
@@ -60,11 +61,26 @@ def frozen_prior(experiment: Experiment, precision: str, progress: Progress) -> 
         experiment.dataset.train, encoder, progress=lambda done, total: progress("encoding images", done, total)
     )
     pile = np.union1d(split.labeled, split.unlabeled)
-    rows = features.rows[pile]
-    y = torch.full((len(pile),), -1, device=device)
-    known = np.searchsorted(pile, split.labeled)
-    y[torch.from_numpy(known).to(device)] = torch.from_numpy(experiment.labels).to(device)
-    graph = Pile(prepare(rows, feature_centre(rows).to(device))).graph
-    soft = propagate(graph, y, len(split.classes))
+    y = np.full(len(pile), -1)
+    y[np.searchsorted(pile, split.labeled)] = experiment.labels
+    soft = soft_labels(features.rows[pile], y, len(split.classes), device)
     wanted = torch.from_numpy(np.searchsorted(pile, split.unlabeled)).to(device)
     return Prior(soft[wanted], recipe.train.prior, recipe.train.steps)
+
+
+def soft_labels(rows: np.ndarray, y: np.ndarray, classes: int, device: torch.device) -> Tensor:
+    """z [n, C]: propagated labels; in a large set those of a sample, and for the others a linear fit of them.
+
+    rows: features [n, d].   y: labels [n], −1: none.
+    """
+    kept = representatives(y >= 0)
+    centre = feature_centre(rows[kept]).to(device)
+    x = prepare(rows[kept], centre)
+    propagated = propagate(Pile(x).graph, torch.from_numpy(y[kept]).to(device), classes)
+    if len(kept) == len(rows):
+        return propagated
+    fit = replace(Distiller(x).fit(propagated), scale=1.0)
+    parts = [rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK)]
+    soft = torch.cat([shares(fit.logits(prepare(part, centre)).clamp_min(0)) for part in parts])
+    soft[torch.from_numpy(kept).to(device)] = propagated
+    return soft

@@ -19,7 +19,7 @@ from torch import Tensor
 from finessl.data.dataset import Dataset
 from finessl.data.splits import Split
 from finessl.errors import FinesslError
-from finessl.frozen.choose import Candidate, Choice, Pile, better, calibrate, choose_solver
+from finessl.frozen.choose import Candidate, Choice, Pile, better, calibrate, choose_solver, representatives
 from finessl.frozen.features import FrozenEncoder, encode_images
 from finessl.frozen.solvers import Solution, feature_centre, prepare
 from finessl.inference.classifier import FORMAT, Description, write_classifier
@@ -48,7 +48,7 @@ class Solved:
     backbone: Backbone
     choice: Choice
     centre: Tensor
-    x: Tensor  # prepared features of the images in `pile`
+    x: Tensor  # prepared features of the images that were solved together
     test: Tensor | None
     train_rows: np.ndarray  # float16 features of all training images
     test_rows: np.ndarray | None
@@ -102,7 +102,14 @@ def quick(
     split = make_or_load_split(recipe, dataset, None, False)
     test_index, test_labels = split.test(dataset)
     notes: list[str] = []
-    solved = [solve(one, dataset, split, test_index, target, text_features, notes, display) for one in encoded]
+    images = np.union1d(split.labeled, split.unlabeled)
+    pile = images[representatives(np.isin(images, split.labeled))]
+    if len(pile) < len(images):
+        notes.append(
+            f"{len(pile):,} of the {len(images):,} images, the labeled ones and others at random, are solved together; "
+            "the classifier answers all."
+        )
+    solved = [solve(one, dataset, split, pile, test_index, target, text_features, notes, display) for one in encoded]
     chosen, why = choose_backbone(solved)
     answer = Answer(dataset, split, solved, chosen, f"{chosen.choice.reason}{why}", test_labels, notes)
     if run is not None:
@@ -151,11 +158,12 @@ def encode(
 
 
 def solve(
-    encoded: Encoded, dataset: Dataset, split: Split, test_index: np.ndarray, device: torch.device,
+    encoded: Encoded, dataset: Dataset, split: Split, pile: np.ndarray, test_index: np.ndarray, device: torch.device,
     text_features: str | None, notes: list[str], display: Display,
 ) -> Solved:  # fmt: skip
-    """Try every solver on one backbone's features. `notes` gets a sentence about what is left out."""
-    labels, pile = split.labels(dataset), np.union1d(split.labeled, split.unlabeled)
+    """Try every solver on one backbone's features of the training images `pile`. `notes` gets a sentence about what is
+    left out."""
+    labels = split.labels(dataset)
     y = np.full(len(pile), -1)
     known = np.isin(pile, split.labeled)
     y[known] = labels[pile[known]]

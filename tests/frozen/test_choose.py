@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from finessl.frozen import solvers
-from finessl.frozen.choose import Candidate, Pile, assign_folds, better, calibrate, choose_solver, decide, wilson
+from finessl.frozen.choose import (
+    Candidate,
+    Pile,
+    assign_folds,
+    better,
+    calibrate,
+    choose_solver,
+    decide,
+    representatives,
+    wilson,
+)
 from finessl.frozen.solvers import Solution
 
 Clouds = tuple[np.ndarray, np.ndarray]
@@ -31,6 +41,16 @@ def nothing() -> Solution:
 
 def candidate(name: str, right: list[int] | None) -> Candidate:
     return Candidate(name, nothing(), None if right is None else np.array(right, bool))
+
+
+def test_a_large_set_is_represented_by_its_labels_and_a_sample() -> None:
+    labeled = np.zeros(1000, bool)
+    labeled[[5, 500, 999]] = True
+    assert representatives(labeled, 1000).tolist() == list(range(1000))
+    kept = representatives(labeled, 100)
+    assert len(kept) == 100 and (np.diff(kept) > 0).all() and {5, 500, 999} <= set(kept.tolist())
+    assert kept.tolist() != representatives(labeled, 100, seed=1).tolist()
+    assert representatives(labeled, 2).tolist() == [5, 500, 999]  # no label is left out
 
 
 def test_every_solver_is_tried_and_held_out(clouds: Clouds) -> None:

@@ -82,6 +82,16 @@ def test_suggestions_follow_the_labels(clouds: Clouds) -> None:
     assert (select_images(rows.astype(np.float16), 10).suggested == -1).all()
 
 
+@pytest.mark.parametrize("strategy", select.STRATEGIES)
+def test_large_set_is_sampled(clouds: Clouds, strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, truth = clouds
+    labels = np.where(np.isin(np.arange(120), [0, 119]), truth, -1)
+    monkeypatch.setattr(select, "LARGEST", 60)
+    found = select_images(rows.astype(np.float16), 10, labels=labels, classes=4, strategy=strategy)
+    assert len(found.chosen) == 10 and not {0, 119} & set(found.chosen.tolist())
+    assert (found.suggested >= 0).sum() == 60 and (found.suggested[found.chosen] >= 0).all()
+
+
 def test_uncertain_images_count_more() -> None:
     p = torch.tensor([[0.5, 0.5, 0.0], [0.9, 0.05, 0.05], [1.0, 0.0, 0.0]])
     torch.testing.assert_close(select.uncertainty(p), torch.tensor([1.0, 0.15, 0.0]))

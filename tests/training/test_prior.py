@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from finessl.frozen import choose
 from finessl.methods.base import HeadOutputs
 from finessl.recipe import Recipe
 from finessl.training.diagnostics import hidden_truth
 from finessl.training.experiment import prepare
 from finessl.training.loop import Settings, train
-from finessl.training.prior import FLOOR, Prior, frozen_prior
+from finessl.training.prior import FLOOR, Prior, frozen_prior, soft_labels
 
 CPU = torch.device("cpu")
 FIELDS = {
@@ -46,6 +48,16 @@ def test_prior_knows_the_unlabeled_images(shapes: Path) -> None:
     assert len(right) == len(experiment.split.unlabeled) and right.mean() > 0.6
     supervised = Recipe.read(None, {**FIELDS, "data.source": str(shapes), "method.name": "supervised"})
     assert frozen_prior(prepare(supervised, None, CPU), "fp32", lambda label, done, total: None) is None
+
+
+def test_images_outside_the_sample_of_a_large_set_have_soft_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, truth = np.random.default_rng(0), np.repeat(np.arange(3), 40)
+    rows = (rng.normal(0, 1, (3, 8))[truth] + rng.normal(0, 0.2, (120, 8))).astype(np.float16)
+    y = np.where(np.arange(120) % 40 < 2, truth, -1)
+    monkeypatch.setattr(choose, "LARGEST", 60)
+    soft = soft_labels(rows, y, 3, CPU)
+    torch.testing.assert_close(soft.sum(1), torch.ones(120))
+    assert (soft.argmax(1).numpy() == truth).mean() > 0.95
 
 
 def test_run_with_prior_is_another_run(shapes: Path, tmp_path: Path) -> None:
