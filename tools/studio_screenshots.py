@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
+
+from finessl.bench.browser import SIZE, chromium
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "studio"))
-from browser import find_chromium, studio, write_images  # noqa: E402
+from browser import studio, write_images  # noqa: E402
 
 CLASSES = ("airplane", "bird", "frog", "horse", "ship", "truck")
 SORTED = 1  # class of the wall
@@ -120,15 +122,13 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     suffix = "" if arguments.scheme == "light" else "-dark"
     suffix += "" if arguments.width == 1280 else f"-{arguments.width}"
-    with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as temporary, chromium() as browser:
         data = write_images(Path(temporary) / "vehicles-and-animals", CLASSES, 100)
-        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=arguments.scheme)
+        page = browser.new_page(viewport=SIZE, color_scheme=arguments.scheme)
         page.set_default_timeout(WAIT)
         expect.set_options(timeout=WAIT)
         with studio(data) as server:
             story(Camera(page, arguments.folder, suffix, arguments.width), server.address)
-        browser.close()
 
 
 if __name__ == "__main__":

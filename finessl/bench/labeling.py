@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from finessl.bench.studio import Running, wait_for_features
+from finessl.bench.running import Running
+from finessl.bench.studio import wait_for_features
 from finessl.data.images import FileImages
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
@@ -69,12 +70,9 @@ def bench_labeling(
         more = ["--backbone", backbone, *(part for file in weights for part in ("--weights", file))]
         found = []
         for order in orders:
-            running = Running(pile, Path(scratch) / order, *more)
-            try:
+            with Running(pile, "--out", str(Path(scratch) / order), *more) as running:
                 script = Script(running, truth, dataset.classes, rng if order == "random" else None)
                 found.append(script.run(order, target, most, pause, progress))
-            finally:
-                running.close()
     return found
 
 
@@ -91,7 +89,7 @@ class Script:
         self.labeled: set[int] = set()
 
     def run(self, order: str, target: float, most: int, pause: float, progress: Progress) -> Labeling:
-        wait_for_features(self.running, progress, seconds=3600)
+        wait_for_features(self.running, progress)
         names = {item["id"]: item["name"] for item in self.grid("any")}
         begun, curve, accuracy = time.monotonic(), [], 0.0
         while len(self.labeled) < most and accuracy < target:
@@ -99,9 +97,10 @@ class Script:
             time.sleep(pause)
             image = self.next_image(names)
             self.labeled.add(image)
-            self.running.ask("/api/label", {"image": image, "class": self.right(names[image]), "source": "queue"})
+            body = {"image": image, "class": self.right(names[image]), "source": "queue"}
+            answer = self.running.ask("/api/label", body)
             if len(self.labeled) % len(self.classes) == 0:
-                time.sleep(2 * pause)  # the suggestions follow the last label
+                self.running.wait_for_suggestions(answer["events"])
                 accuracy = self.accuracy()
                 curve.append((len(self.labeled), accuracy))
         minutes = (time.monotonic() - begun) / 60

@@ -1,15 +1,11 @@
 """`finessl bench studio`: is the studio fast enough to label with? Measured over HTTP, on a studio in a process of its own.
 
-The folder holds generated JPEGs (linked, 1,000 different ones at most). The refit is measured on made-up features.
+The folder holds generated JPEGs (linked, 1,000 different ones at most), and its thumbnails are made. The time of a refit is
+also measured on made-up features, at several sizes.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,11 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from finessl.bench.browser import watch_page
+from finessl.bench.running import MemoryWatch, Running
 from finessl.bench.scale import write_originals, write_set
 from finessl.data.decoding import load
 from finessl.data.sources.folder import open_pile
 from finessl.errors import FinesslError
 from finessl.runtime.callbacks import Progress, no_progress
+from finessl.runtime.files import writing
 from finessl.studio.features import LINKED, Encoded
 from finessl.studio.server import STATIC
 from finessl.studio.solve import fit
@@ -32,89 +31,51 @@ from finessl.studio.thumbnails import THUMBNAIL, Thumbnails
 
 DIFFERENT = 1000  # images of the folder
 DIM, CLASSES, LABELS = 384, 10, 40  # of the refit
-
-
-class Running:
-    """`finessl studio` in a process of its own, and a connection with its cookie."""
-
-    def __init__(self, data: Path, out: Path, *more: str, **environment: str) -> None:
-        begun = time.perf_counter()
-        command = [sys.executable, "-m", "finessl", "studio", str(data), "--out", str(out), "--backbone", "embedded"]
-        self.process = subprocess.Popen(
-            [*command, "--no-browser", *more], stdout=subprocess.PIPE, text=True, env=os.environ | environment
-        )
-        assert self.process.stdout is not None
-        address = next((line.split()[0] for line in self.process.stdout if "token=" in line), None)
-        if address is None:
-            raise FinesslError("finessl studio did not start.")
-        self.seconds = time.perf_counter() - begun  # until it listens
-        self.http = http.client.HTTPConnection("127.0.0.1", int(address.split(":")[2].split("/")[0]), timeout=60)
-        self.cookie = ""
-        self.fetch(address[address.index("/auth") :])
-
-    def fetch(self, path: str, body: dict[str, Any] | None = None) -> bytes:
-        headers = {"Cookie": self.cookie, "X-Finessl": "1", "Content-Type": "application/json"}
-        self.http.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers)
-        answer = self.http.getresponse()
-        content = answer.read()
-        if given := answer.headers.get("set-cookie"):
-            self.cookie = given.split(";")[0]
-        if answer.status >= 400:
-            raise FinesslError(f"{path} answered {answer.status}: {content[:200].decode(errors='replace')}")
-        return content
-
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        return json.loads(self.fetch(path, body))
-
-    def memory(self) -> tuple[float, float] | None:
-        """Megabytes of memory, now and at most; None where the system does not tell."""
-        try:
-            lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        except OSError:
-            return None
-        sizes = {
-            name: int(rest.split()[0]) / 1024
-            for name, _, rest in (line.partition(":") for line in lines)
-            if "Vm" in name
-        }
-        return sizes["VmRSS"], sizes["VmHWM"]
-
-    def close(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(15)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+REFITS, THINKING = 10, 1.0  # labels after which the suggestions are waited for; seconds between them
 
 
 def bench_studio(
-    images: int, labels: int, refit: Sequence[int], folder: Path | None = None, say: Progress = no_progress
+    images: int,
+    labels: int,
+    refit: Sequence[int],
+    folder: Path | None = None,
+    browser: bool = False,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
-    """folder: for the generated images, on the disk to be measured; default: the system's temporary folder."""
+    """folder: for the generated images, on the disk to be measured; default: the system's temporary folder.
+    browser: measure in Chromium too."""
+    if folder is not None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         root, cache = Path(scratch), {"FINESSL_CACHE": str(Path(scratch) / "cache")}
-        say("writing images", 0, images)
+        progress("writing images", 0, images)
         originals = write_originals(root / "originals", min(DIFFERENT, images))
         write_set(root / "photos", originals, images)
         found: dict[str, Any] = {"images": images, "thumbnails": thumbnail_rate(root / "originals", root / "small")}
-        say("opening the studio for the first time", 0, 1)
-        first = Running(root / "photos", root / "state", **cache)  # makes the index
-        first.ask("/api/state")
-        first.close()
-        running = Running(root / "photos", root / "state", **cache)
-        try:
-            found |= measure(running, labels, say)
-        finally:
-            running.close()
+        progress("opening the studio for the first time", 0, 1)
+        with Running(root / "photos", "--out", str(root / "state"), **cache) as first:  # makes the index
+            first.ask("/api/state")
+        progress("writing thumbnails", 0, images)
+        copy_thumbnails(root / "small", root / "originals", root / "state", root / "photos")
+        with (
+            Running(root / "photos", "--out", str(root / "state"), **cache) as running,
+            MemoryWatch(running.process.pid) as memory,
+        ):
+            found |= measure(running, labels, progress)
+            if browser:
+                progress("looking at it in a browser", 0, 1)
+                seen = watch_page(running.address, running.origin)
+                found["browser"] = seen | {"keys": spread(seen["keys"])}
+        found |= memory.figures()
     found["refit"] = []
     for number, count in enumerate(refit):
-        say("fitting", number, len(refit))
+        progress("fitting", number, len(refit))
         found["refit"].append(time_refit(count))
     return found
 
 
-def measure(running: Running, labels: int, say: Progress) -> dict[str, Any]:
+def measure(running: Running, labels: int, progress: Progress) -> dict[str, Any]:
     begun = time.perf_counter()
     running.fetch("/")
     for file in sorted(STATIC.iterdir()):
@@ -125,12 +86,12 @@ def measure(running: Running, labels: int, say: Progress) -> dict[str, Any]:
     found: dict[str, Any] = {"start_s": running.seconds, "first_paint_s": time.perf_counter() - begun}
     for number in range(CLASSES):
         running.ask("/api/classes", {"add": f"class {number}"})
-    wait_for_features(running, say)
+    found["encoded_s"] = wait_for_features(running, progress)
     keys, shown = [], []
     queue = running.ask("/api/queue?n=4")["items"]
     begun = time.perf_counter()
     for number in range(labels):
-        say("labeling", number, labels)
+        progress("labeling", number, labels)
         pressed = time.perf_counter()
         answer = running.ask("/api/label", {"image": queue[0]["id"], "class": number % CLASSES, "source": "queue"})
         keys.append(time.perf_counter() - pressed)
@@ -141,22 +102,33 @@ def measure(running: Running, labels: int, say: Progress) -> dict[str, Any]:
         shown.append(time.perf_counter() - pressed)
     found["labels_per_minute"] = 60 * len(keys) / (time.perf_counter() - begun)
     found["key"], found["key_and_image"] = spread(keys), spread(shown)
+    found["suggestions"] = spread([time_suggestions(running, number) for number in range(REFITS)])
     found["grid"], found["thumbnail"] = scroll(running)
-    if memory := running.memory():
-        found["memory_mb"], found["peak_memory_mb"] = memory
     return found
 
 
-def wait_for_features(running: Running, say: Progress, seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def time_suggestions(running: Running, number: int) -> float:
+    """Seconds from a label until the suggestions are fitted to it, while the labeler thinks."""
+    time.sleep(THINKING)
+    image = running.ask("/api/queue?n=1")["items"][0]["id"]
+    begun = time.perf_counter()
+    events = running.ask("/api/label", {"image": image, "class": number % CLASSES, "source": "queue"})["events"]
+    running.wait_for_suggestions(events)
+    return time.perf_counter() - begun
+
+
+def wait_for_features(running: Running, progress: Progress, seconds: float = 3600) -> float:
+    """How long it took, in seconds."""
+    begun = time.monotonic()
+    while (waited := time.monotonic() - begun) < seconds:
         features = running.ask("/api/state")["features"]
         if features["error"]:
             raise FinesslError(features["error"])
-        say("encoding images", features["done"], features["total"])
+        progress("encoding images", features["done"], features["total"])
         if features["done"] == features["total"]:
-            return
+            return waited
         time.sleep(0.5)
+    raise FinesslError(f"the studio has not encoded its images after {seconds:.0f} seconds.")
 
 
 def scroll(running: Running, screens: int = 20) -> tuple[dict[str, float], dict[str, float]]:
@@ -195,6 +167,17 @@ def thumbnail_rate(originals: Path, state: Path) -> dict[str, float]:
     for i in some:
         load(images.path(i), shorter=THUMBNAIL * 3 // 4)
     return {"per_second": rate, "decoded_per_second_and_core": len(some) / (time.perf_counter() - begun)}
+
+
+def copy_thumbnails(made: Path, originals: Path, state: Path, photos: Path) -> None:
+    """Into the pack of `photos`, which are links to the originals in turn."""
+    source, target = Thumbnails(made, open_pile(originals)[0]), Thumbnails(state, open_pile(photos)[0])
+    jpegs = {int(Path(key).stem): source.get(i) for i, key in enumerate(source.images.paths)}
+    for i in target.missing().tolist():
+        number = int(Path(target.images.key(i)).stem.rpartition("_")[2])
+        target.add(i, jpegs[number % len(jpegs)])
+    source.close()
+    target.close()
 
 
 def time_refit(count: int, repeats: int = 5) -> dict[str, Any]:

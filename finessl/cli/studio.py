@@ -34,11 +34,13 @@ def studio(
     import sys
     import webbrowser
 
+    from finessl.runtime.machine import return_freed_memory
     from finessl.runtime.network import address_of, bind
     from finessl.studio.project import open_project
     from finessl.studio.server import Access, serve
     from finessl.studio.session import opened
 
+    return_freed_memory()
     files = named_files(weights or [])
     project = open_project(data, out, run)
     listener = bind(host, port)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # torch is imported by the threads that use it, so that the p
     from finessl.frozen.choose import Pile
 
 LINKED = 20_000  # images up to which a neighbour graph is built, and labels are propagated after each label
+BLOCK = 4096  # rows that are prepared at a time: larger blocks take more memory and no less time
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Encoded:
 
         place = np.full(count, -1, np.int32)
         place[ids] = np.arange(len(ids))
-        x = prepare(rows, feature_centre(rows))
+        x = prepare(rows, feature_centre(rows, BLOCK), BLOCK)
         return cls(ids, place, rows, Pile(x), x.numpy(), False, np.empty(0, np.int64) if broken is None else broken)
 
     def with_graph(self) -> Encoded:

@@ -168,6 +168,7 @@ class Studio:
             "labels": total,
             "none": none,
             "events": labels.action,
+            "fitted": self.suggestions.fitted,
             "training": self.trainer.state(),
             "version": self.version,
         }

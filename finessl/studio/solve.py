@@ -9,7 +9,7 @@ import torch
 
 from finessl.frozen.choose import CROWD, DEFAULT, FALLBACK, TRANSDUCTIVE, Choice, Pile, calibrate, choose_solver
 from finessl.frozen.select import Picker, herd, uncertainty, unit
-from finessl.studio.features import LINKED, Encoded
+from finessl.studio.features import LINKED, Encoded, release
 from finessl.studio.suggest import Answer
 
 SAMPLE = 10_000  # images that the slower computations look at
@@ -82,6 +82,7 @@ def look_ahead(encoded: Encoded, label: np.ndarray, taken: np.ndarray, answer: A
     """The next images to label, best first.   taken: bool [N], images that are labeled, judged or dismissed."""
     rows = sample_rows(encoded, label)
     x = unit(encoded.rows[rows])
+    release(encoded.rows)
     known = torch.from_numpy(np.flatnonzero(taken[encoded.ids[rows]]))
     weights = None
     if answer is not None and answer.encoded is encoded:

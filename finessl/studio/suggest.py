@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,8 +66,10 @@ class Suggestions:
         self.plain = np.random.default_rng(1).permutation(len(labels.label))  # before there are features
         self.order = self.plain[:0]
         self.queue_lock, self.stop = threading.Lock(), threading.Event()
+        self.slow = threading.Lock()  # `judge` or `look ahead`: each takes much memory
         self.wake = {name: threading.Event() for name in STEPS}
         self.head: list[int] = []
+        self.fitted = 0  # events that the answer knows
         self.error: str | None = None
         self.threads: list[threading.Thread] = []
 
@@ -102,7 +105,8 @@ class Suggestions:
                 return
             begun = time.monotonic()
             try:
-                self.update(name)
+                with nullcontext() if name == "fit" else self.slow:
+                    self.update(name)
                 self.error = None
             except Exception as error:  # the page says so, and labeling goes on
                 self.error = f"{name}: {type(error).__name__}: {error}"
@@ -114,11 +118,11 @@ class Suggestions:
 
     def update(self, *names: str) -> None:
         """Do these steps now, all by default."""
-        from finessl.studio.solve import blend, fit, judge, look_ahead
-
         encoded = self.encoded
         if encoded is None:
             return
+        from finessl.studio.solve import blend, fit, judge, look_ahead
+
         with self.labels.lock:
             label, action = self.labels.label.copy(), self.labels.action
         if "judge" in (names or STEPS):
@@ -132,6 +136,7 @@ class Suggestions:
                 self.answer = frozen
             else:
                 self.answer = blend(frozen, trained.classes(self.labels), trained.p)
+            self.fitted = action
         if "look ahead" in (names or STEPS):
             order = look_ahead(encoded, label, self.taken(), self.answer, AHEAD)
             with self.queue_lock:

@@ -114,10 +114,10 @@ class Thumbnails:
         except ImageError as error:
             self.broken[i] = str(error)
             raise
-        self._add(i, content)
+        self.add(i, content)
         return content
 
-    def _add(self, i: int, content: bytes) -> None:
+    def add(self, i: int, content: bytes) -> None:
         record = np.array((i, self.digest(i), self.end, len(content), zlib.crc32(content)), RECORD)
         with self.lock:
             if self.data.closed:

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from finessl.bench.studio import Running
+from finessl.bench.running import Running
 from finessl.cli import app
 from finessl.errors import FinesslError
 from finessl.studio.events import UNLABELED, Labels
@@ -28,7 +28,7 @@ def test_kill_at_random_points_loses_nothing(photos, tmp_path):
     seed = int(time.time())
     rng, acknowledged = random.Random(seed), {}
     for _ in range(3):
-        running = Running(photos, tmp_path / "state")
+        running = Running(photos, "--out", str(tmp_path / "state"))
         try:
             with (
                 pytest.raises(FinesslError, match="open in another studio"),
@@ -63,7 +63,7 @@ def test_kill_at_random_points_loses_nothing(photos, tmp_path):
 
 
 def test_interrupt_ends_it_and_the_labels_are_written(photos, tmp_path):
-    running = Running(photos, tmp_path / "state")
+    running = Running(photos, "--out", str(tmp_path / "state"))
     try:
         running.ask("/api/classes", {"add": "red"})
         running.ask("/api/label", {"image": 0, "class": 0})

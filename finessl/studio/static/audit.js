@@ -5,10 +5,11 @@ import { complain, say } from "./dialog.js";
 import { empty, h, keyline, percent, plural, replace } from "./dom.js";
 import { isLetter } from "./keys.js";
 import { Picture } from "./picture.js";
-import { classes, classOfKey, thumbnail } from "./state.js";
+import { classes, classOfKey, store, thumbnail } from "./state.js";
 
 const KEYS = [["1 … 9", "what you see"], ["X", "none of these classes"], ["U", "undo"], ["Z", "zoom"], ["/", "find a class; other letters start at once"]];
 const REMEMBERED = 8; // answers shown below the figure
+const ENOUGH = 10; // answers for a first figure
 
 class AuditScreen {
   constructor() {
@@ -34,9 +35,20 @@ class AuditScreen {
     void this.open();
   }
 
+  /** Another tab may have answered, or the classifier has come. */
+  update() {
+    if (!this.loading && !this.waiting && store.state?.version !== this.version) void this.open();
+    else this.panel.update();
+  }
+
   async open() {
+    this.version = store.state?.version;
+    const shown = this.image;
     try {
-      this.take(await get("/api/audit"));
+      const found = await get("/api/audit");
+      if (this.waiting || this.image !== shown) return; // answered meanwhile
+      this.take(found);
+      this.failure = null;
     } catch (error) {
       this.failure = error instanceof Error ? error.message : String(error);
     }
@@ -94,7 +106,8 @@ class AuditScreen {
 
   drawFigure() {
     const known = this.accuracy?.kind === "audited" ? this.accuracy : null;
-    if (!known) return replace(this.figure, h("p", { class: "figure unknown" }, String(this.answered)), h("p", { class: "quiet" }, `${this.answered === 1 ? "answer" : "answers"} so far. Ten give a first figure, a hundred a good one.`));
+    const hope = this.answered < ENOUGH ? "Ten give a first figure, a hundred a good one." : "The figure comes with the first suggestions.";
+    if (!known) return replace(this.figure, h("p", { class: "figure unknown" }, String(this.answered)), h("p", { class: "quiet" }, `${this.answered === 1 ? "answer" : "answers"} so far. ${hope}`));
     const gauge = h("div", { class: "gauge", role: "img", "aria-label": `between ${percent(known.low)} and ${percent(known.high)}` }, h("i", {}), h("b", {}));
     gauge.children[0].style.left = `${100 * known.low}%`;
     gauge.children[0].style.right = `${100 * (1 - known.high)}%`;
@@ -134,6 +147,6 @@ export const audit = {
   keys: KEYS,
   mount() {
     const screen = new AuditScreen();
-    return { element: screen.element, update: () => screen.panel.update(), key: (/** @type {KeyboardEvent} */ event) => screen.key(event) };
+    return { element: screen.element, update: () => screen.update(), key: (/** @type {KeyboardEvent} */ event) => screen.key(event) };
   },
 };

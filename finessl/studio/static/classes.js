@@ -25,11 +25,11 @@ export async function addClass(name) {
 
 export class ClassPanel {
   /**
-   * @param {{pick: (id: number|null) => void, none?: boolean, selected?: () => number|null|undefined,
-   *   adding?: boolean, label?: string, done?: () => void}} options done: Enter in the empty field
+   * @param {{pick: (id: number|null) => void, other?: "none"|"all"|"", selected?: () => number|null|undefined,
+   *   adding?: boolean, label?: string, done?: () => void}} options other: the row that picks null.   done: Enter in the empty field
    */
-  constructor({ pick, none = true, selected = () => undefined, adding = true, label = "Classes", done = () => {} }) {
-    Object.assign(this, { pick, none, selected, adding, done });
+  constructor({ pick, other = "none", selected = () => undefined, adding = true, label = "Classes", done = () => {} }) {
+    Object.assign(this, { pick, other, selected, adding, done });
     this.choice = 0;
     this.input = h("input", {
       type: "text", placeholder: adding ? "Find or add a class" : "Find a class", "aria-label": adding ? "Find or add a class" : "Find a class",
@@ -63,7 +63,7 @@ export class ClassPanel {
       rows.push(h("li", {}, h("button", { type: "button", class: active ? "class-row active" : "class-row", onclick: () => this.add(fresh) },
         h("span", { class: "keycap" }, "+"), h("span", { class: "class-name" }, `Add “${fresh}”`))));
     }
-    if (this.none && !searching) rows.push(this.noneRow());
+    if (this.other && !searching) rows.push(this.otherRow());
     replace(this.list, ...rows);
   }
 
@@ -80,10 +80,12 @@ export class ClassPanel {
       this.adding && h("button", { type: "button", class: "plain edit", "aria-label": `Rename or merge ${one.name}`, onclick: () => editClass(one.id) }, "⋯"));
   }
 
-  noneRow() {
+  otherRow() {
+    const all = this.other === "all";
+    const number = (all ? store.state?.project.images : store.state?.none) ?? 0;
     return h("li", { class: this.selected() === null ? "selected" : undefined },
-      h("button", { type: "button", class: "class-row none", onclick: () => this.choose(null) }, h("span", { class: "keycap" }, "X"),
-        h("i", { class: "mark no-class" }), h("span", { class: "class-name" }, "none of these"), h("span", { class: "class-count" }, count(store.state?.none ?? 0))));
+      h("button", { type: "button", class: "class-row none", onclick: () => this.choose(null) }, h("span", { class: "keycap" }, all ? "0" : "X"),
+        h("i", { class: "mark no-class" }), h("span", { class: "class-name" }, all ? "all images" : "none of these"), h("span", { class: "class-count" }, count(number))));
   }
 
   /** @param {number|null} id */

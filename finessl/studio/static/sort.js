@@ -18,7 +18,7 @@ const SOURCES = [["", "any source"], ["queue", "from Label"], ["sort", "from Sor
 const ORDERS = [["typical", "most typical first"], ["doubt", "most doubtful first"], ["name", "by name"]];
 const KEYS = [
   ["Click", "mark as wrong; Shift for a range, drag for many"], ["Enter", "accept the seen images that are not marked"], ["1 … 9", "label the marked ones as another class"],
-  ["X", "marked ones: none of these classes"], ["← ↑ ↓ →", "move"], ["Space", "mark or unmark"], ["Z", "look at it large"], ["+ −", "size"], ["Tab", "to the filters"], ["U", "undo"], ["Esc", "unmark all"], [", .", "previous, next class"],
+  ["X", "marked ones: none of these classes"], ["← ↑ ↓ →", "move"], ["Space", "mark or unmark"], ["Z", "look at it large"], ["+ −", "size"], ["Tab", "to the filters"], ["U", "undo"], ["Esc", "unmark all"], [", .", "previous, next class"], ["0", "all images"],
 ];
 
 /** @param {string} label @param {string[][]} options @param {() => void} onchange @returns {HTMLSelectElement} */
@@ -28,7 +28,7 @@ const chooser = (label, options, onchange) =>
 class SortScreen {
   constructor() {
     /** @type {number|null|undefined} */
-    this.wall = classes()[0]?.id;
+    this.wall = classes()[0]?.id; // null: all images
     /** @type {Map<number|undefined|null, Set<number>>} marked images per wall: they stay marked, so that a second Enter spares them */
     this.wrong = new Map();
     /** @type {Set<number>} */
@@ -43,7 +43,7 @@ class SortScreen {
     this.grid.element.addEventListener("click", (event) => this.clicked(event));
     this.grid.element.addEventListener("dblclick", (event) => this.enlarge(this.indexOf(event)));
     dragSelect(this.grid.element, (indices) => this.markMany(indices));
-    this.panel = new ClassPanel({ pick: (id) => this.open(id), selected: () => this.wall, none: false, label: "Walls" });
+    this.panel = new ClassPanel({ pick: (id) => this.open(id), selected: () => this.wall, other: "all", label: "Walls" });
     this.heading = h("h1", {});
     this.note = h("div", { class: "grid-note", hidden: true });
     this.accept = h("button", { type: "button", class: "primary", onclick: () => void this.acceptRest() });
@@ -134,12 +134,12 @@ class SortScreen {
   drawFrame() {
     const { total } = this.grid;
     const name = typeof this.wall === "number" ? className(this.wall) : "all images";
-    replace(this.heading, typeof this.wall === "number" && chip(this.wall), h("small", {}, plural(total, "image")));
+    replace(this.heading, typeof this.wall === "number" ? chip(this.wall) : "All images", h("small", {}, plural(total, "image")));
     const rest = this.rest().length;
     const marked = this.marked.size;
     replace(this.accept, rest ? `Accept ${plural(rest, "image")} as ${name}` : "Nothing to accept", keycap("↵"));
     this.accept.disabled = rest === 0;
-    this.tally.textContent = marked ? `${plural(marked, "image")} marked as wrong · a number labels ${marked === 1 ? "it" : "them"} as another class` : rest ? "what you have seen so far; scroll for more" : classes().length ? "" : "name a class first: type its name and press Enter";
+    this.tally.textContent = marked ? `${plural(marked, "image")} marked${typeof this.wall === "number" ? " as wrong" : ""} · a number labels ${marked === 1 ? "it" : "them"} as another class` : rest ? "what you have seen so far; scroll for more" : this.wall === null ? "mark images, then press the number of their class" : classes().length ? "" : "name a class first: type its name and press Enter";
     this.note.hidden = total > 0;
     if (total === 0) replace(this.note, this.nothing());
   }
@@ -148,9 +148,10 @@ class SortScreen {
     const { features, labels, classes: named } = /** @type {import("./state.js").State} */ (store.state);
     const back = h("a", { class: "button", href: "#label" }, "Label");
     if (!named.length) return empty("No class yet", "Name the classes first, then label a few images of each.", h("a", { class: "button", href: "#start" }, "Name classes"));
+    if (this.search.value || this.filters.p.value || this.filters.source.value) return empty("No image fits the filters", "Widen the confidence or clear the search.");
+    if (this.wall === null) return empty(this.filters.label.value === "yes" ? "Nothing is labeled yet" : "Every image has a label", "Show all images, or open the wall of a class.");
     if (features.error) return empty("No suggestions", features.error);
     if (labels < 2) return empty("Nothing is suggested yet", "Label a few images of each class; then the rest is sorted by what it looks like.", back);
-    if (this.search.value || this.filters.p.value || this.filters.source.value) return empty("No image fits the filters", "Widen the confidence or clear the search.");
     return empty(`No image looks like ${className(this.wall)}`, features.done < features.total ? "Images are still being encoded: more will come." : "Choose another class, or show labeled images too.", back);
   }
 
@@ -255,6 +256,7 @@ class SortScreen {
     const key = event.key.toLowerCase();
     const arrows = { arrowleft: -1, arrowright: 1, arrowup: -this.grid.columns, arrowdown: this.grid.columns };
     if (chosen) void (this.marked.size ? this.relabel(chosen.id) : this.open(chosen.id));
+    else if (key === "0") this.open(null);
     else if (key in arrows) this.move(arrows[/** @type {keyof typeof arrows} */ (key)]);
     else if (key === "enter") void this.acceptRest();
     else if (key === " ") this.cursor >= 0 && this.toggle(this.cursor);

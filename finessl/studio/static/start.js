@@ -12,7 +12,7 @@ const KEYS = [["a … z", "name a class; Enter adds it"], ["Enter", "start to la
 class StartScreen {
   constructor() {
     const { project } = /** @type {import("./state.js").State} */ (store.state);
-    this.panel = new ClassPanel({ pick: () => this.panel.input.focus(), none: false, done: () => this.go() });
+    this.panel = new ClassPanel({ pick: () => this.panel.input.focus(), other: "", done: () => this.go() });
     this.step = h("p", { class: "quiet" });
     this.progress = h("section", { class: "preparation" });
     this.begin = h("a", { class: "button primary", href: "#label" }, "Start to label", keycap("↵"));
