@@ -5,8 +5,9 @@ python tools/check_predict.py --scaling [--work DIR]             two processes a
 
 The first writes generated images into tar shards, predicts them once without interruption and once with three kills
 (SIGKILL) by another number of processes, compares the two folders byte by byte, and prints the memory of the first in
-each quarter of its work. The second measures images per second of one and of two processes where decoding is the limit
-(photos, a small network) and where the encoder is (small images, the embedded backbone).
+each quarter of its work. The second measures images per second of one process on one core, of one process on all cores (it
+decodes while it computes) and of two processes, where decoding is the limit (photos, a small network) and where the encoder
+is (small images, the embedded backbone).
 """
 
 from __future__ import annotations
@@ -54,9 +55,12 @@ def main() -> None:
         kill_and_resume(work, options.images)
 
 
-def start(run: Path, shards: Path, out: Path, jobs: int) -> subprocess.Popen[bytes]:
+def start(run: Path, shards: Path, out: Path, jobs: int, cores: int | None = None) -> subprocess.Popen[bytes]:
+    """cores: how many the process may use; all by default."""
     command = [sys.executable, "-m", "finessl", "predict", str(run), str(shards), "--device", "cpu"]
-    return subprocess.Popen([*command, "--out", str(out), "--jobs", str(jobs)])
+    own = None if cores is None else sorted(os.sched_getaffinity(0))[:cores]
+    confine = None if own is None else partial(os.sched_setaffinity, 0, own)
+    return subprocess.Popen([*command, "--out", str(out), "--jobs", str(jobs)], preexec_fn=confine)
 
 
 # ---- killed and resumed ---------------------------------------------------------------------------------------------
@@ -108,14 +112,15 @@ def measure_scaling(work: Path) -> None:
         for number in range(24):
             write_tar(shards / f"{number:04d}.tar", (contents[i % len(contents)] for i in range(size)))
         rates = []
-        for jobs in (1, 2):
-            out = work / f"{shards.name}-{jobs}"
-            assert start(run, shards, out, jobs).wait() == 0
+        for jobs, cores in ((1, 1), (1, None), (2, None)):
+            out = work / f"{shards.name}-{jobs}-{cores or 'all'}"
+            assert start(run, shards, out, jobs, cores).wait() == 0
             times = sorted(path.stat().st_mtime for path in parts(out))[2 * jobs - 1 :]
             rates.append(size * (len(times) - 1) / (times[-1] - times[0]))
         print(
-            f"limit {limit}: {rates[0]:.0f} images/s by one process, {rates[1]:.0f} by two: {rates[1] / rates[0]:.2f} "
-            f"times (load {os.getloadavg()[0]:.1f}, {usable_cores()} cores)",
+            f"limit {limit}: {rates[0]:.0f} images/s by one process on one core, {rates[1]:.0f} on {usable_cores()}; "
+            f"{rates[2]:.0f} by two processes: {rates[2] / rates[0]:.2f} and {rates[2] / rates[1]:.2f} times "
+            f"(load {os.getloadavg()[0]:.1f})",
             flush=True,
         )
 

@@ -34,7 +34,7 @@ def serve(
     plugin: Plugins = None,
     device: Device = "auto",
     provider: Annotated[
-        str | None, typer.Option(help="ONNX Runtime's execution provider: CPU, CUDA … [default: CPU]")
+        str | None, typer.Option(help="ONNX Runtime's execution provider: CPU, OpenVINO, CUDA … [default: CPU]")
     ] = None,
 ) -> None:
     """Serve predictions over HTTP.

@@ -14,8 +14,10 @@ from finessl.errors import FinesslError
 from finessl.inference.classifier import ImageLike, as_list, batches
 from finessl.inference.graph import INPUT
 from finessl.registry import nearest
+from finessl.runtime.precision import supports_bf16
 
 BATCH = 32
+OPENVINO = "OpenVINOExecutionProvider"
 
 
 def require(extra: str) -> None:
@@ -27,29 +29,48 @@ def require(extra: str) -> None:
         raise FinesslError(f"ONNX needs {error.name}: pip install 'finessl[{extra}]'.") from error
 
 
-def open_session(file: Path, provider: str | None = None, threads: int | None = None) -> Any:
-    """A session on the CPU, or on the named execution provider ("CUDA" for CUDAExecutionProvider). `threads`: by default
-    those of OMP_NUM_THREADS, else all cores."""
+def available_providers() -> list[str]:
+    """The execution providers of the installed ONNX Runtime."""
     try:
         import onnxruntime
     except ImportError as error:
         raise FinesslError("ONNX Runtime is missing: pip install 'finessl[export]'.") from error
-    known = onnxruntime.get_available_providers()
+    return onnxruntime.get_available_providers()
+
+
+def open_session(file: Path, provider: str | None = None, threads: int | None = None) -> Any:
+    """A session on the CPU, or on the named execution provider ("CUDA" for CUDAExecutionProvider). `threads`: by default
+    those of OMP_NUM_THREADS, else all cores."""
+    known = available_providers()
+    import onnxruntime
+
     name = "CPU" if provider is None else provider
     name = name if name.endswith("ExecutionProvider") else f"{name}ExecutionProvider"
     if name not in known:
         raise FinesslError(
-            f"this onnxruntime has no {name}{nearest(name, known) or ';'} it has {', '.join(known)}. For an NVIDIA GPU "
-            "install onnxruntime-gpu."
+            f"this onnxruntime has no {name}{nearest(name, known) or ';'} it has {', '.join(known)}. For CUDA install "
+            "onnxruntime-gpu, for OpenVINO onnxruntime-openvino, in place of onnxruntime."
         )
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
     wanted = os.environ.get("OMP_NUM_THREADS", "")
-    settings.intra_op_num_threads = threads or (int(wanted) if wanted.isdecimal() else 0)
+    threads = threads or (int(wanted) if wanted.isdecimal() else 0)
+    settings.intra_op_num_threads = threads
+    options = [openvino_options(threads)] if name == OPENVINO else None
     try:
-        return onnxruntime.InferenceSession(str(file), settings, providers=[name])
+        return onnxruntime.InferenceSession(str(file), settings, providers=[name], provider_options=options)
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise FinesslError(f"{file} cannot be opened by onnxruntime {onnxruntime.__version__}: {error}") from error
+
+
+def openvino_options(threads: int = 0) -> dict[str, str]:
+    """Options of the OpenVINO provider: in bf16 where the CPU multiplies it, as finessl's own prediction is. ONNX
+    Runtime's own CPU provider has no matrix product in bf16. threads: 0 for all cores."""
+    import torch
+
+    precision = "bf16" if supports_bf16(torch.device("cpu")) else "f32"
+    plugin = {"INFERENCE_PRECISION_HINT": precision} | ({"INFERENCE_NUM_THREADS": str(threads)} if threads else {})
+    return {"device_type": "CPU", "load_config": json.dumps({"CPU": plugin})}
 
 
 class OnnxClassifier:

@@ -183,20 +183,19 @@ class Service:
         return int(text)
 
     async def read_files(self, request: Request) -> list[tuple[str, bytes]]:
-        """(name, content) of each image of the request."""
-        body = await self.read_body(request)
+        """(name, content) of each image of the request. A form is parsed while it arrives."""
         kind = request.headers.get("content-type", "")
         if not kind.lower().startswith("multipart/form-data"):
+            body = b"".join([chunk async for chunk in self.receive(request)])
             if not body:
                 raise HTTPException(400, "the request is empty; send an image, or several as multipart/form-data.")
             return [("body", body)]
-
-        async def stream() -> AsyncGenerator[bytes]:
-            yield body
-
         try:
-            parser = MultiPartParser(request.headers, stream(), max_files=self.limits.images, max_fields=100)
+            stream = self.receive(request)
+            parser = MultiPartParser(request.headers, stream, max_files=self.limits.images, max_fields=100)
             form = await parser.parse()
+        except HTTPException:
+            raise
         except MultiPartException as error:
             status = 413 if "Too many files" in error.message else 400
             raise HTTPException(status, f"{error.message} (at most {self.limits.images} images per request)") from error
@@ -207,13 +206,13 @@ class Service:
             raise HTTPException(400, "the form holds no file.")
         return [(file.filename or f"image {i}", await file.read()) for i, file in enumerate(files)]
 
-    async def read_body(self, request: Request) -> bytes:
-        most = int(self.limits.megabytes * 1e6)
+    async def receive(self, request: Request) -> AsyncGenerator[bytes]:
+        """The body in chunks, within the limits of one request and of all together."""
+        most, size = int(self.limits.megabytes * 1e6), 0
         too_large = HTTPException(413, f"a request may have {self.limits.megabytes:g} MB.")
         length = request.headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > most:
             raise too_large
-        chunks, size = [], 0
         async for chunk in request.stream():
             size += len(chunk)
             if size > most:
@@ -222,8 +221,7 @@ class Service:
             request.state.held += len(chunk)
             if self.held > self.limits.held_megabytes * 1e6:
                 raise busy()
-            chunks.append(chunk)
-        return b"".join(chunks)
+            yield chunk
 
     async def decode(self, files: list[tuple[str, bytes]]) -> list[np.ndarray]:
         loop, size = asyncio.get_running_loop(), self.classifier.image_size

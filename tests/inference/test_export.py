@@ -29,7 +29,13 @@ from finessl.inference.classifier import squash
 from finessl.inference.export import export_run
 from finessl.inference.export_onnx import calibration_images
 from finessl.inference.metrics import softmax
-from finessl.inference.onnx_session import OnnxClassifier, open_session
+from finessl.inference.onnx_session import (
+    OPENVINO,
+    OnnxClassifier,
+    available_providers,
+    open_session,
+    openvino_options,
+)
 
 from .conftest import MakeRun
 
@@ -221,6 +227,18 @@ def test_unknown_choices_are_named(make_run: MakeRun, tmp_path: Path) -> None:
         export_run(make_run(), tmp_path / "x", opset=7)
     with pytest.raises(FinesslError, match="CPUExecutionProvider"):
         open_session(tmp_path / "model.onnx", "Nonexistent")
+
+
+def test_openvino_computes_as_finessl_does(onnx_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for supported, hint in ((True, "bf16"), (False, "f32")):
+        monkeypatch.setattr("finessl.inference.onnx_session.supports_bf16", lambda device, found=supported: found)
+        plugin = json.loads(openvino_options(2)["load_config"])["CPU"]
+        assert plugin == {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": "2"}
+    if OPENVINO not in available_providers():
+        pytest.skip("this onnxruntime has no OpenVINO provider (onnxruntime-openvino has)")
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    plain, fast = (OnnxClassifier(onnx_folder, name).predict_proba(list(pixels)) for name in (None, "OpenVINO"))
+    np.testing.assert_allclose(fast, plain, atol=0.02)
 
 
 def test_unfinished_run_is_refused(tmp_path: Path) -> None:
