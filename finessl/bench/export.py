@@ -57,15 +57,21 @@ def bench_export(
                 exported = OnnxClassifier(Path(folder) / "fp32", OPENVINO, threads=1)
                 predictors["ONNX Runtime, OpenVINO"] = exported.predict_proba
             elif log:
-                log("Not measured: ONNX Runtime with OpenVINO (pip install onnxruntime-openvino, in place of onnxruntime).")
+                log(
+                    "Not measured: ONNX Runtime with OpenVINO (pip install onnxruntime-openvino, in place of onnxruntime)."
+                )
             own = [precision for precision in OWN if precision == "fp32" or supports_bf16(torch.device("cpu"))]
             for precision in own:
                 classifier = load(run, weights=weights, device="cpu", precision=precision)
                 predictors[f"finessl, {precision}"] = classifier.predict_proba
             images = list(real_images(run, classifier.image_size, batch)[0])
             if log and "ONNX Runtime, OpenVINO" in predictors:
-                wanted, given = (predictors[name](images).argmax(1) for name in ("finessl, fp32", "ONNX Runtime, OpenVINO"))
-                log(f"OpenVINO: same class as finessl in fp32 for {(wanted == given).mean():.1%} of {len(images)} images.")
+                wanted, given = (
+                    predictors[name](images).argmax(1) for name in ("finessl, fp32", "ONNX Runtime, OpenVINO")
+                )
+                log(
+                    f"OpenVINO: same class as finessl in fp32 for {(wanted == given).mean():.1%} of {len(images)} images."
+                )
             rates = turns({name: partial(f, images) for name, f in predictors.items()}, len(images), repeats)
     finally:
         torch.set_num_threads(threads)
