@@ -138,8 +138,10 @@ def missing(images: Images, encoder: FrozenEncoder, cache_dir: Path | None = Non
     """How many images are not in the cache."""
     if encoder.parts:
         return max(missing(images, part, cache_dir) for part in encoder.parts)
-    keys, _ = digests(images)
     folder = (cache_dir or cache_folder()) / "features" / encoder.identity()
+    if not folder.is_dir():
+        return len(images)
+    keys, _ = digests(images)
     return int((FeatureStore(folder, encoder.backbone.dim, encoder.description()).find(keys) < 0).sum())
 
 

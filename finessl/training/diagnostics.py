@@ -14,6 +14,7 @@ After training, RUN/unlabeled.npz (what the classifier says of a sample of the u
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from finessl.data.dataset import Dataset
 from finessl.data.splits import Split
+from finessl.frozen.features import FrozenEncoder, encode_images, missing
 from finessl.inference.encode import encode
 from finessl.methods.base import Batch, Method, Outputs, Result
 from finessl.models.backbones import create_backbone
@@ -146,24 +148,34 @@ def evaluate_unlabeled(folder: Path, evaluator: Evaluator) -> None:
 
 
 def untuned_features(evaluator: Evaluator, unlabeled: np.ndarray) -> dict[str, Any]:
-    """Features of the labeled images and of `unlabeled`, from the pretrained backbone before tuning."""
+    """Features of the labeled images and of `unlabeled`, from the pretrained backbone before tuning: kept ones, where
+    quick or the plan has encoded all of them."""
     experiment, model = evaluator.experiment, evaluator.experiment.recipe.model
     by_class = np.argsort(experiment.labels, kind="stable")
     chosen = by_class[evenly(len(by_class), MAX_LABELED)]
     labeled = experiment.split.labeled[chosen]
     backbone = create_backbone(model.backbone, weights=model.weights, image_size=experiment.image_size)
-    features = encode(
-        backbone.encoder.to(experiment.device).eval(),
-        experiment.store,
-        size=backbone.image_size,
-        mean=backbone.mean,
-        std=backbone.std,
-        device=experiment.device,
-        precision=evaluator.precision,
-        indices=np.concatenate([labeled, unlabeled]),
-        progress=lambda done, total: evaluator.progress("encoding without tuning", done, total),
+    encoder, wanted = (
+        FrozenEncoder(backbone, experiment.device, evaluator.precision),
+        np.concatenate([labeled, unlabeled]),
     )
-    known, others = features.half().cpu().split([len(labeled), len(unlabeled)])
+    images, progress = experiment.dataset.train.take(wanted), partial(evaluator.progress, "encoding without tuning")
+    if not missing(images, encoder):
+        rows = encode_images(images, encoder, progress=progress).rows
+    else:  # from the decoded images; a run does not need a cache that it can write to
+        features = encode(
+            backbone.encoder,
+            experiment.store,
+            size=backbone.image_size,
+            mean=backbone.mean,
+            std=backbone.std,
+            device=experiment.device,
+            precision=evaluator.precision,
+            indices=wanted,
+            progress=progress,
+        )
+        rows = features.half().cpu().numpy()
+    known, others = np.split(rows, [len(labeled)])
     return {
         "labeled": labeled,
         "labels": experiment.labels[chosen],

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from finessl.data.sources import open_dataset
+from finessl.frozen.features import FrozenEncoder, encode_images
 from finessl.methods import METHODS, create
 from finessl.methods.base import Batch, HeadOutputs, Outputs, Result, Task
+from finessl.models.backbones import create_backbone
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
 from finessl.runtime.distributed import Processes
@@ -154,9 +157,6 @@ def test_look_back_keeps_what_the_classifier_says(tmp_path: Path) -> None:
     with np.load(tmp_path / "run" / "unlabeled.npz") as file:
         kept = dict(file)
     assert len(kept["index"]) == 40 and {"label", "confidence", "confidence_aux", "truth"} <= set(kept)
-    from finessl.data.sources import open_dataset
-    from finessl.models.backbones import create_backbone
-
     dataset = open_dataset("sample")
     np.testing.assert_array_equal(kept["truth"], dataset.train_labels[kept["index"]])
     images = [dataset.train.read(int(i)) for i in kept["index"][:8]]
@@ -173,6 +173,19 @@ def test_look_back_keeps_what_the_classifier_says(tmp_path: Path) -> None:
         with torch.no_grad():
             theirs = model.encoder.eval()(x).numpy()
         np.testing.assert_allclose(file["unlabeled_features"][:4], theirs, rtol=2e-3, atol=2e-3)
+
+
+def test_kept_features_are_not_computed_again(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FINESSL_CACHE", str(tmp_path / "cache"))
+    encoder = FrozenEncoder(create_backbone("embedded"), torch.device("cpu"), "fp32")
+    kept = encode_images(open_dataset(shapes).train, encoder).rows
+    monkeypatch.setattr(diagnostics, "encode", None)
+    fields = {"model.backbone": "embedded", "tuning.name": "linear", "method.name": "supervised", "train.steps": 1}
+    fields |= {"train.epoch_steps": 1, "train.batch_size": 1, "train.precision": "fp32", "data.source": str(shapes)}
+    train(Recipe.read(None, fields), tmp_path / "run", SETTINGS)
+    with np.load(tmp_path / "run" / "features.npz") as found:
+        np.testing.assert_array_equal(found["labeled_features"], kept[found["labeled"]])
+        np.testing.assert_array_equal(found["unlabeled_features"], kept[found["unlabeled"]])
 
 
 def test_evenly_spaced() -> None:
