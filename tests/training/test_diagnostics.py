@@ -181,8 +181,8 @@ def test_kept_features_are_not_computed_again(shapes: Path, tmp_path: Path, monk
     kept = encode_images(open_dataset(shapes).train, encoder).rows
     monkeypatch.setattr(diagnostics, "encode", None)
     fields = {"model.backbone": "embedded", "tuning.name": "linear", "method.name": "supervised", "train.steps": 1}
-    fields |= {"train.epoch_steps": 1, "train.batch_size": 1, "train.precision": "fp32", "data.source": str(shapes)}
-    train(Recipe.read(None, fields), tmp_path / "run", SETTINGS)
+    fields |= {"train.epoch_steps": 1, "train.batch_size": 1, "train.precision": "fp32", "split.labels_per_class": 2}
+    train(Recipe.read(None, {**fields, "data.source": str(shapes)}), tmp_path / "run", SETTINGS)
     with np.load(tmp_path / "run" / "features.npz") as found:
         np.testing.assert_array_equal(found["labeled_features"], kept[found["labeled"]])
         np.testing.assert_array_equal(found["unlabeled_features"], kept[found["unlabeled"]])
