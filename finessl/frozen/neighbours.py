@@ -1,10 +1,11 @@
 """A graph of nearest neighbours: exact for small sets, by inverted lists for large ones.
 
-Inverted lists: k-means cells, and each image is compared with the images of the cells nearest to its own cell's centre.
+Inverted lists: k-means cells, and each image is compared with the images of the cells whose centres are nearest to it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +17,8 @@ POWER = 3  # weight of an edge: max(cosine, 0)³
 EXACT = 20_000  # images up to which every pair is compared
 ROWS = 1024  # images compared at a time
 CELL = 200  # images per cell, in the mean
-PROBES = 12  # nearest cells that an image is compared with
+PROBES = 16  # nearest cells that an image is compared with
 SAMPLE = 16  # images per cell that k-means sees
-MANY, GROUPS = 1000, 8  # cells beyond which they are grouped; nearest groups whose cells an image is compared with
 
 
 @dataclass(frozen=True)
@@ -102,30 +102,34 @@ def exact_neighbours(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def listed_neighbours(x: Tensor, k: int, cell: int = CELL) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, among the images of the nearest cells. All images of one cell are compared with the same candidates."""
+    """The same, among the images of the cells nearest to each image: cell after cell, all images that look into it."""
     centres = cell_centres(x, max(len(x) // cell, 1))
     centres = centres[chain(centres)]
-    of_image = nearest_centre(x, centres)
-    order = of_image.argsort(stable=True)
-    counts = torch.bincount(of_image, minlength=len(centres))
-    starts = counts.cumsum(0) - counts
-    members = [order[s : s + c] for s, c in zip(starts.tolist(), counts.tolist(), strict=True)]
-    near = (centres @ centres.T).topk(min(PROBES, len(centres)), dim=1).indices.tolist()
-    values = x.new_full((len(x), k), -1.0)
-    places = torch.zeros(len(x), k, dtype=torch.int64, device=x.device)
-    for number, mine in enumerate(members):
-        if not len(mine):
-            continue
-        candidates = torch.cat([members[other] for other in near[number]])
-        if len(candidates) <= k:  # cells far smaller than the mean
-            candidates = torch.arange(len(x), device=x.device)
-        bank = x[candidates]
-        for part in mine.split(ROWS):
-            similarity = x[part] @ bank.T
-            similarity[part[:, None] == candidates[None]] = -2.0
-            top = similarity.topk(k, dim=1)
-            values[part], places[part] = top.values, candidates[top.indices]
-    return values, places, order
+    n, probes = len(x), min(PROBES, len(centres))
+    near = torch.cat([(part @ centres.T).topk(probes, dim=1).indices for part in x.split(1 << 14)])
+    order, members = by_cell(near[:, 0], len(centres))
+    _, visits = by_cell(near.flatten(), len(centres))  # image · probes + number of the probe
+    place = torch.empty_like(order)  # of an image in its cell
+    place[order] = torch.cat([torch.arange(len(mine), device=x.device) for mine in members])
+    values = x.new_full((n * probes, k), -2.0)
+    places = torch.zeros(n * probes, k, dtype=torch.int64, device=x.device)
+    for mine, visiting in zip(members, visits, strict=True):
+        bank, found = x[mine], min(k, len(mine))
+        for part in visiting.split(ROWS) if found else ():
+            images = part // probes
+            similarity = x[images] @ bank.T
+            own = torch.nonzero(part % probes == 0)[:, 0]  # an image is no neighbour of itself
+            similarity[own, place[images[own]]] = -2.0
+            top = similarity.topk(found, dim=1)
+            values[part, :found], places[part, :found] = top.values, mine[top.indices]
+    top = values.view(n, -1).topk(k, dim=1)
+    return top.values, places.view(n, -1).gather(1, top.indices), order
+
+
+def by_cell(cell: Tensor, cells: int) -> tuple[Tensor, Sequence[Tensor]]:
+    """Positions ordered by their cell, and the same cell by cell."""
+    order = cell.argsort(stable=True)
+    return order, order.split(torch.bincount(cell, minlength=cells).tolist())
 
 
 def chain(centres: Tensor) -> Tensor:
@@ -138,22 +142,6 @@ def chain(centres: Tensor) -> Tensor:
     return place.argsort(stable=True)
 
 
-def nearest_centre(x: Tensor, centres: Tensor) -> Tensor:
-    """[n]: the nearest of the centres, among those of the nearest groups where there are many: the cost per image then
-    hardly grows with the set."""
-    if len(centres) <= MANY:
-        return torch.cat([(part @ centres.T).argmax(1) for part in x.split(1 << 14)])
-    coarse = cell_centres(centres, round(len(centres) ** 0.5))
-    group, of_image = (nearest_centre(rows, coarse) for rows in (centres, x))
-    near = (coarse @ coarse.T).topk(min(GROUPS, len(coarse)), dim=1).indices
-    found = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    for number, others in enumerate(near):
-        mine, candidates = torch.nonzero(of_image == number)[:, 0], torch.nonzero(torch.isin(group, others))[:, 0]
-        for part in mine.split(1 << 14) if len(candidates) else ():
-            found[part] = candidates[(x[part] @ centres[candidates].T).argmax(1)]
-    return found
-
-
 def cell_centres(x: Tensor, cells: int, steps: int = 6, seed: int = 0) -> Tensor:
     """Unit centres [cells, d] by spherical k-means on a sample; a cell that becomes empty keeps its centre."""
     generator = torch.Generator().manual_seed(seed)
@@ -161,7 +149,7 @@ def cell_centres(x: Tensor, cells: int, steps: int = 6, seed: int = 0) -> Tensor
     sample = x[chosen]
     centres = sample[:cells].clone()
     for _ in range(steps):
-        nearest = nearest_centre(sample, centres)
+        nearest = torch.cat([(part @ centres.T).argmax(1) for part in sample.split(1 << 14)])
         sums = torch.zeros_like(centres).index_add_(0, nearest, sample)
         moved = F.normalize(sums, dim=1)
         centres = torch.where(sums.norm(dim=1, keepdim=True) > 1e-6, moved, centres)

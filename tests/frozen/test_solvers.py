@@ -168,9 +168,7 @@ def test_order_of_a_large_graph_changes_no_answer(monkeypatch: pytest.MonkeyPatc
     assert_close(solvers.em(x, large, y, 5), solvers.em(x, small, y, 5), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("many", [1000, 5])  # 5: cells are grouped
-def test_inverted_lists_find_the_nearest_in_clustered_features(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "MANY", many)
+def test_inverted_lists_find_the_nearest_in_clustered_features() -> None:
     x = clustered()
     _, exact = exact_neighbours(x, 10)
     values, listed, _ = listed_neighbours(x, 10, cell=50)
@@ -178,3 +176,20 @@ def test_inverted_lists_find_the_nearest_in_clustered_features(many: int, monkey
     assert found > 0.95
     assert_close(values, (x[:, None] * x[listed]).sum(2), atol=1e-5, rtol=0)
     assert not (listed == torch.arange(2000)[:, None]).any()
+
+
+def test_each_image_looks_into_its_own_nearest_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features without clusters: most neighbours are across a border, which another image of the cell may be far from."""
+    monkeypatch.setattr(neighbours, "PROBES", 6)
+    x = torch.nn.functional.normalize(torch.randn(2000, 6, generator=torch.Generator().manual_seed(0)), dim=1)
+    _, exact = exact_neighbours(x, 10)
+    _, listed, order = listed_neighbours(x, 10, cell=50)
+    assert (exact[:, :, None] == listed[:, None, :]).any(2).float().mean() > 0.9
+    assert order.sort().values.tolist() == list(range(2000))
+
+
+def test_cells_with_fewer_images_than_neighbours_find_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "PROBES", 1)
+    values, listed, _ = listed_neighbours(clustered()[:40], 10, cell=4)
+    assert listed.shape == (40, 10)
+    assert (values >= -1).any() and (values[values < -1] == -2).all()  # of weight 0 in the graph
