@@ -28,7 +28,7 @@ test: install  ## run every test on the CPU; JOBS=2 is the number of processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 test-browser: $(VENV)/.browser  ## run the studio's tests in Chromium: the system's, or one that Playwright fetches
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/studio/test_browser.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -m browser tests/studio
 
 $(VENV)/.browser: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[browser]'

@@ -20,7 +20,7 @@ from playwright.sync_api import expect
 from finessl.bench.browser import SIZE, chromium
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "studio"))
-from browser import studio, write_images  # noqa: E402
+from browser import go, studio, write_images  # noqa: E402
 
 CLASSES = ("airplane", "bird", "frog", "horse", "ship", "truck")
 SORTED = 1  # class of the wall
@@ -45,9 +45,6 @@ class Camera:
         if path.stat().st_size > LARGEST:
             with_palette(picture).save(path, optimize=True)
         self.page.set_viewport_size({"width": 1280, "height": 800})
-
-    def go(self, screen: str) -> None:
-        self.page.get_by_role("navigation", name="Screens").get_by_role("link", name=screen).click()
 
 
 def with_palette(picture: Image.Image, exact: int = 112) -> Image.Image:
@@ -82,12 +79,12 @@ def story(camera: Camera, address: str) -> None:
     answer(page, LABELS)
     expect(page.locator(".guess.first")).to_be_visible()
     camera.shoot("label", 3000)
-    camera.go("Train")
+    go(page, "Train")
     camera.shoot("plan")
     page.get_by_label("Time budget").select_option("steps")
     page.get_by_label("Steps").fill(str(STEPS))
     page.get_by_role("button", name="Start training").click()
-    camera.go("Sort")
+    go(page, "Sort")
     page.keyboard.press(str(SORTED + 1))
     expect(page.locator("h1")).to_contain_text(CLASSES[SORTED])
     page.wait_for_timeout(2500)
@@ -97,17 +94,17 @@ def story(camera: Camera, address: str) -> None:
             cell.click()
     camera.shoot("sort", 1500)
     page.keyboard.press("Enter")
-    camera.go("Review")
+    go(page, "Review")
     camera.shoot("review", 4500)  # the message of the wall has gone
     page.get_by_role("button", name="Confused pairs").click()
     camera.shoot("pairs", 2500)
-    camera.go("Audit")
+    go(page, "Audit")
     answer(page, AUDITED)
     camera.shoot("audit")
-    camera.go("Train")
+    go(page, "Train")
     expect(page.get_by_label("Progress")).to_have_attribute("value", str(STEPS), timeout=WAIT)
     camera.shoot("train", 2000)
-    camera.go("Export")
+    go(page, "Export")
     camera.shoot("export")
     page.keyboard.press("?")
     camera.shoot("keys")

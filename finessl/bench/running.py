@@ -18,6 +18,7 @@ from typing import Any
 
 from finessl.errors import FinesslError
 
+IDLE = 5.0  # seconds after which a connection is opened again
 SAMPLING = 0.5  # seconds between two looks at the memory
 
 
@@ -48,7 +49,7 @@ class Running:
         self.seconds = time.perf_counter() - begun  # until it listens
         self.port = int(self.origin.rsplit(":", 1)[1])
         self.http = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        self.cookie = ""
+        self.cookie, self.used = "", time.monotonic()
 
     def __enter__(self) -> Running:
         return self
@@ -60,6 +61,9 @@ class Running:
         if not self.cookie:
             self.cookie = "-"
             self.fetch(self.address.removeprefix(self.origin))
+        if time.monotonic() - self.used > IDLE:
+            self.http.close()  # the server has, or will have, closed it
+        self.used = time.monotonic()
         headers = {"Cookie": self.cookie, "X-Finessl": "1", "Content-Type": "application/json"}
         self.http.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers)
         answer = self.http.getresponse()

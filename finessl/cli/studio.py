@@ -20,7 +20,10 @@ def studio(
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback open it to the network.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="Port; 0 chooses a free one.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port; 0 chooses a free one. [default: that of the last time]", min=0, max=65535),
+    ] = None,
     backbone: FeatureBackbone = "auto",
     weights: Weights = None,
     device: Device = "auto",
@@ -35,18 +38,19 @@ def studio(
     import webbrowser
 
     from finessl.runtime.machine import return_freed_memory
-    from finessl.runtime.network import address_of, bind
-    from finessl.studio.project import open_project
+    from finessl.runtime.network import address_of, bind, bind_again
+    from finessl.studio.project import last_port, open_project
     from finessl.studio.server import Access, serve
     from finessl.studio.session import opened
 
     return_freed_memory()
     files = named_files(weights or [])
     project = open_project(data, out, run)
-    listener = bind(host, port)
+    listener = bind_again(host, last_port(project.folder)) if port is None else bind(host, port)
     listener.listen(128)  # the browser may be faster than the server
+    project.port = listener.getsockname()[1]
     with opened(project, backbone, files, device) as session:
-        access = Access(host, listener.getsockname()[1])
+        access = Access(host, project.port)
         address = f"{address_of(host, listener)}/auth?token={access.token}"
         print(f"{project.name}: {len(project.images):,} images, labels in {project.folder}")
         for note in (*project.notes, *session.notes()):

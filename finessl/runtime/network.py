@@ -23,6 +23,14 @@ def address_of(host: str, listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 
+def bind_again(host: str, port: int) -> socket.socket:
+    """To a port that was used before, or to a free one where another program has it now."""
+    try:
+        return bind(host, port)
+    except FinesslError:
+        return bind(host, 0)
+
+
 def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named: asyncio then sends without delay

@@ -31,13 +31,21 @@ class Exports:
         self.project, self.labels, self.trainer, self.audit = project, labels, trainer, audit
         self.folder = project.folder / "exports"
         self.busy = threading.Lock()
+        self.quick: tuple[int, Path] | None = None  # the labels (number of the last event) of a run, and that run
 
     def view(self) -> dict[str, Any]:
         labels = int((self.labels.label >= 0).sum())
         reason = None if labels else "Nothing is labeled yet."
-        untrained = self.trainer.obstacle() if self.trainer.run() is None else None
+        run = self.trainer.run()
+        untrained = self.trainer.obstacle() if run is None else None
         formats = [{"format": name, "ok": reason is None, "why": reason or ""} for name in ("csv", "folders")]
         formats += [{"format": n, "ok": untrained is None, "why": untrained or ""} for n in (*CLASSIFIERS, "report")]
+        if run is None and untrained is None:
+            timm = next(one for one in formats if one["format"] == "timm")
+            timm |= {
+                "ok": False,
+                "why": "timm holds trained runs only; onnx and pt2 also hold a run from frozen features.",
+            }
         return {"labels": labels, "formats": formats, "commands": self.commands()}
 
     def commands(self) -> dict[str, str]:
@@ -108,6 +116,9 @@ class Exports:
             return found
         if reason := self.trainer.obstacle():
             raise FinesslError(reason)
+        action = self.labels.action
+        if self.quick is not None and self.quick[0] == action:
+            return self.quick[1]
         out, encoding = self.new("quick"), self.trainer.encoding
         table = out.with_name(f"{out.name}.csv")
         words = [str(self.project.data), "--labels", str(table)]
@@ -119,6 +130,7 @@ class Exports:
         name = encoding.backbone or "auto"
         weights = ["--weights", f"{name}={encoding.weights}"] if encoding.weights else []
         call("quick", *words, "--out", str(out), "--backbone", name, *weights, "--device", encoding.device, "--quiet")
+        self.quick = (action, out)
         return out
 
     def write_classifier(self, format: str) -> tuple[Path, str]:

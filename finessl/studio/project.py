@@ -1,7 +1,7 @@
 """What a studio is opened on: images, the labels that came with them, and the folder that holds the state.
 
 FOLDER/labels.jsonl   every action (events.py)         FOLDER/labels.csv   the labels, derived; for --labels of train and quick
-FOLDER/studio.json    data, backbone                   FOLDER/thumbnails/  packed previews
+FOLDER/studio.json    data, port                       FOLDER/thumbnails/  packed previews
 FOLDER/runs/          training runs                    FOLDER/exports/     what was exported
 FOLDER/.lock          one studio per folder
 """
@@ -16,9 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, NotRequired
 
 import numpy as np
 from filelock import FileLock, Timeout
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from finessl.data.dataset import readable
 from finessl.data.folder_index import FolderIndex
@@ -28,11 +31,17 @@ from finessl.data.sources.folder import LABELED, UNLABELED, by_class, class_name
 from finessl.data.sources.table import TEST, files, read_rows
 from finessl.errors import FinesslError
 from finessl.runs.directory import RunDirectory
-from finessl.runtime.files import write_atomically, write_json, writing
+from finessl.runtime.files import read_json, write_atomically, write_json, writing
 from finessl.studio import events
 
-LABELS = "labels.csv"
+LABELS, STATE = "labels.csv", "studio.json"
 NO_CLASS = "none of these classes"
+
+
+class State(TypedDict):
+    """studio.json"""
+
+    port: NotRequired[Annotated[int, Field(ge=0, le=65535)]]
 
 
 @dataclass
@@ -44,6 +53,7 @@ class Project:
     given: dict[str, str]  # path → class, as the data has it
     run: Path | None = None  # a finished run on the data
     notes: list[str] = field(default_factory=list)
+    port: int = 0  # that the studio listens on
 
     @property
     def name(self) -> str:
@@ -151,10 +161,19 @@ def held(project: Project) -> Iterator[None]:
         with suppress(OSError):
             (project.folder / ".lock").write_text(f"process {os.getpid()} on {platform.node()}\n")
         with writing(project.folder):
-            write_json(project.folder / "studio.json", {"version": 1, "data": readable(str(project.data))})
+            facts = {"version": 1, "data": readable(str(project.data)), "port": project.port}
+            write_json(project.folder / STATE, facts)
         yield
     finally:
         lock.release()
+
+
+def last_port(folder: Path) -> int:
+    """That the studio on this folder listened on; 0: none is known. A page that is still open then finds it again."""
+    try:
+        return read_json(folder / STATE, State).get("port", 0)
+    except (FinesslError, OSError):  # none, or damaged: any port will do
+        return 0
 
 
 def labels_csv(labels: events.Labels) -> str:

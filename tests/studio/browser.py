@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 import finessl
 from finessl.bench.running import Running
+
+with suppress(ImportError):  # the fixture `browser` says what to do
+    from playwright.sync_api import expect
 
 SAMPLE = Path(finessl.__file__).parent / "assets" / "sample" / "train"
 
@@ -23,5 +29,15 @@ def write_images(folder: Path, classes: tuple[str, ...], count: int) -> Path:
     return folder
 
 
-def studio(data: Path, port: int = 0) -> Running:
-    return Running(data, "--port", str(port), "--device", "cpu")
+def labels_in(table: Path) -> dict[str, str]:
+    with open(table, newline="") as file:
+        return {row["path"]: row["label"] for row in csv.DictReader(file)}
+
+
+def go(page: Any, screen: str) -> None:
+    page.get_by_role("navigation", name="Screens").get_by_role("link", name=screen).click()
+    expect(page.locator(f"body[data-screen={screen.lower()}]")).to_be_attached()
+
+
+def studio(data: Path) -> Running:
+    return Running(data, "--device", "cpu")

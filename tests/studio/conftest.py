@@ -16,6 +16,8 @@ pytest.importorskip("starlette", reason="the studio's extra is not installed")
 
 from starlette.testclient import TestClient  # noqa: E402
 
+from finessl.bench.browser import SIZE, chromium, find_chromium  # noqa: E402
+from finessl.errors import FinesslError  # noqa: E402
 from finessl.studio.features import Encoded  # noqa: E402
 from finessl.studio.project import held, open_project  # noqa: E402
 from finessl.studio.security import Access  # noqa: E402
@@ -23,6 +25,7 @@ from finessl.studio.server import Server  # noqa: E402
 from finessl.studio.session import Studio  # noqa: E402
 
 COLOURS = {"blue": (40, 60, 200), "green": (40, 200, 60), "red": (200, 60, 40)}
+PATIENCE = 120_000  # milliseconds until a test in a browser gives up; a loaded machine encodes slowly
 WRITE = {"X-Finessl": "1", "Content-Type": "application/json"}
 
 
@@ -97,3 +100,24 @@ def open_studio(photos: Path, tmp_path: Path) -> Iterator[Callable[..., Client]]
 @pytest.fixture
 def client(open_studio: Callable[..., Client]) -> Client:
     return open_studio()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        find_chromium()
+    except FinesslError as error:
+        pytest.skip(f"{error} make test-browser installs what is missing.")
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    from playwright.sync_api import expect
+
+    context = browser.new_context(viewport=SIZE)
+    context.set_default_timeout(PATIENCE)
+    expect.set_options(timeout=PATIENCE)
+    yield context.new_page()
+    context.close()

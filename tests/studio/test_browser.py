@@ -3,50 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import random
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from finessl.bench.browser import SIZE, chromium, find_chromium
-from finessl.errors import FinesslError
-
 sys.path.insert(0, str(Path(__file__).parent))
-from browser import studio, write_images  # noqa: E402
+from browser import go, labels_in, studio, write_images  # noqa: E402
 
 with contextlib.suppress(ImportError):  # the fixture says what to do
     from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
-PATIENCE, TRAINING = 120_000, 300_000  # milliseconds until a test gives up; a loaded machine encodes and trains slowly
+TRAINING = 300_000  # milliseconds until a test gives up; a loaded machine trains slowly
 FOLDERS = ("frog", "ship", "truck")
 NAMES = ("frog", "<img src=//example.org onerror=alert(1)>", "truck & <b>bus</b>")  # hostile names are only names
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    try:
-        find_chromium()
-    except FinesslError as error:
-        pytest.skip(f"{error} make test-browser installs what is missing.")
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(viewport=SIZE)
-    context.set_default_timeout(PATIENCE)
-    expect.set_options(timeout=PATIENCE)
-    yield context.new_page()
-    context.close()
 
 
 def key_of(name: str) -> str:
@@ -67,22 +43,12 @@ def label_next(page: Any) -> str:
     return name
 
 
-def go(page: Any, screen: str) -> None:
-    page.get_by_role("navigation", name="Screens").get_by_role("link", name=screen).click()
-    expect(page.locator(f"body[data-screen={screen.lower()}]")).to_be_attached()
-
-
 def name_classes(page: Any) -> None:
     expect(page.get_by_role("heading", name="Classes")).to_be_visible()
     for number, name in enumerate(NAMES, 1):
         page.keyboard.type(name)
         page.keyboard.press("Enter")
         expect(page.locator(".class-name")).to_have_text(list(NAMES[:number]))
-
-
-def labels_in(table: Path) -> dict[str, str]:
-    with open(table, newline="") as file:
-        return {row["path"]: row["label"] for row in csv.DictReader(file)}
 
 
 def label(page: Any) -> None:
@@ -201,10 +167,12 @@ def test_labels_survive_the_death_of_the_server(page: Any, tmp_path: Path) -> No
         name_classes(page)
         page.keyboard.press("Enter")
         label_and_kill(page, server, given, dice)
-    with studio(data, server.port) as server:
+    port = server.port
+    with studio(data) as server:
+        assert server.port == port  # so that the page finds it again
         sign_in_again(page, server, given)
         label_and_kill(page, server, given, dice)
-    with studio(data, server.port) as server:
+    with studio(data) as server:
         sign_in_again(page, server, given)
     lines = (data.with_name("photos.finessl") / "labels.jsonl").read_text().splitlines()
     assert {event["image"]: event["to"] for event in map(json.loads, lines) if "image" in event} == given

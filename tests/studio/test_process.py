@@ -17,8 +17,9 @@ import pytest
 from finessl.bench.running import Running
 from finessl.cli import app
 from finessl.errors import FinesslError
+from finessl.runtime.network import bind_again
 from finessl.studio.events import UNLABELED, Labels
-from finessl.studio.project import held, open_project
+from finessl.studio.project import held, last_port, open_project
 from finessl.studio.session import Studio
 from finessl.studio.trained import read_trained, start_predicting
 
@@ -72,6 +73,24 @@ def test_interrupt_ends_it_and_the_labels_are_written(photos, tmp_path):
     finally:
         running.process.kill()
     assert (tmp_path / "state" / "labels.csv").read_text().splitlines()[1:] == ["blue0.jpg,red,"]
+
+
+def test_the_port_is_that_of_the_last_time(photos, tmp_path):
+    """A page that is open still has labels to send: it finds the studio again."""
+    project = open_project(photos, tmp_path / "state")
+    assert last_port(project.folder) == 0
+    with bind_again("127.0.0.1", 0) as free:
+        free.listen()
+        project.port = free.getsockname()[1]
+        with held(project):
+            assert last_port(project.folder) == project.port
+        with bind_again("127.0.0.1", project.port) as other:  # taken
+            assert other.getsockname()[1] not in (0, project.port)
+    with bind_again("127.0.0.1", last_port(project.folder)) as again:
+        assert again.getsockname()[1] == project.port
+    for damaged in ("{", '{"port": -1}', '{"port": "x"}', '{"port": 70000}', "[]"):
+        (project.folder / "studio.json").write_text(damaged)
+        assert last_port(project.folder) == 0
 
 
 @pytest.mark.slow

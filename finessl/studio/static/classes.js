@@ -1,4 +1,4 @@
-// Classes: their marks, and the column that lists, finds, adds, renames and merges them.
+// Classes: their marks, and the column that lists, finds, adds, renames, merges and splits them.
 import { post } from "./api.js";
 import * as dialog from "./dialog.js";
 import { count, h, keycap, percent, plural, replace } from "./dom.js";
@@ -25,8 +25,8 @@ export async function addClass(name) {
 
 export class ClassPanel {
   /**
-   * @param {{pick: (id: number|null) => void, other?: "none"|"all"|"", selected?: () => number|null|undefined,
-   *   adding?: boolean, label?: string, done?: () => void}} options other: the row that picks null.   done: Enter in the empty field
+   * @param {{pick: (id: number|null, typed?: boolean) => void, other?: "none"|"all"|"", selected?: () => number|null|undefined,
+   *   adding?: boolean, label?: string, done?: () => void}} options pick: typed: by its name.   other: the row that picks null.   done: Enter in the empty field
    */
   constructor({ pick, other = "none", selected = () => undefined, adding = true, label = "Classes", done = () => {} }) {
     Object.assign(this, { pick, other, selected, adding, done });
@@ -77,7 +77,7 @@ export class ClassPanel {
       h("button", { type: "button", class: active ? "class-row active" : "class-row", "aria-pressed": String(this.selected() === one.id), onclick: () => this.choose(one.id) },
         h("span", { class: "keycap" }, position <= 9 ? String(position) : "·"), mark(one.id),
         h("span", { class: "class-name", title: one.name }, one.name), bar, h("span", { class: "class-count", title: plural(one.labels, "label") }, count(one.labels))),
-      this.adding && h("button", { type: "button", class: "plain edit", "aria-label": `Rename or merge ${one.name}`, onclick: () => editClass(one.id) }, "⋯"));
+      this.adding && h("button", { type: "button", class: "plain edit", "aria-label": `Rename, merge or split ${one.name}`, onclick: () => editClass(one.id) }, "⋯"));
   }
 
   otherRow() {
@@ -88,10 +88,10 @@ export class ClassPanel {
         h("i", { class: "mark no-class" }), h("span", { class: "class-name" }, all ? "all images" : "none of these"), h("span", { class: "class-count" }, count(number))));
   }
 
-  /** @param {number|null} id */
-  choose(id) {
+  /** @param {number|null} id @param {boolean} [typed] */
+  choose(id, typed = false) {
     this.clear();
-    this.pick(id);
+    this.pick(id, typed);
   }
 
   /** @param {string} name */
@@ -99,7 +99,7 @@ export class ClassPanel {
     this.clear();
     try {
       const added = await addClass(name);
-      if (added) this.pick(added.id);
+      if (added) this.pick(added.id, true);
     } catch (error) {
       dialog.complain(error);
     }
@@ -128,7 +128,7 @@ export class ClassPanel {
     else if (event.key === "ArrowDown") this.choice = Math.min(last, this.choice + 1);
     else if (event.key === "ArrowUp") this.choice = Math.max(0, this.choice - 1);
     else if (event.key === "Enter" && this.input.value.trim() && last >= 0) {
-      if (this.choice < found.length) this.choose(found[this.choice].id);
+      if (this.choice < found.length) this.choose(found[this.choice].id, true);
       else void this.add(fresh);
     } else if (event.key === "Enter" && !this.input.value.trim()) {
       this.input.blur();
@@ -137,6 +137,13 @@ export class ClassPanel {
     event.preventDefault();
     this.update();
   }
+}
+
+/** Its labeled images in Sort. @param {number} id */
+function split(id) {
+  dialog.close();
+  update({ wall: { id, label: "yes" } });
+  location.hash = "sort";
 }
 
 /** @param {number} id */
@@ -161,9 +168,12 @@ function editClass(id) {
     h("form", { class: "row", onsubmit: (/** @type {Event} */ event) => send(event, { rename: id, name: name.value.trim() }, `Renamed to ${name.value.trim()}.`) },
       name, h("button", { class: "primary" }, "Rename")),
     others.length > 0 && h("h3", {}, "Merge into another class"),
-    others.length > 0 && h("p", { class: "quiet" }, `${plural(one.labels, "label")} of ${one.name} become labels of the other class.`),
+    others.length > 0 && h("p", { class: "quiet" }, `${plural(one.labels, "label")} of ${one.name} become labels of the other class, for good.`),
     others.length > 0 && h("form", { class: "row", onsubmit: (/** @type {Event} */ event) => send(event, { merge: id, into: Number(target.value) }, `${one.name} is merged.`) },
       target, h("button", {}, "Merge")),
+    one.labels > 1 && h("h3", {}, "Split off a new class"),
+    one.labels > 1 && h("p", { class: "quiet" }, "Mark its images in Sort, type the name of the new class and press Enter."),
+    one.labels > 1 && h("button", { type: "button", onclick: () => split(id) }, `Show the ${plural(one.labels, "label")}`),
   );
   name.select();
 }

@@ -19,9 +19,9 @@ export function handleKeys(screen, frame) {
     if (typing(event.target) || belongsToControl(event) || document.querySelector("dialog[open]")) return;
     if (screen()?.(event) || frame(event)) event.preventDefault();
   });
-  // A button that was clicked gives the keyboard back to the screen.
+  // A button or link that was clicked gives the keyboard back to the screen.
   addEventListener("click", (event) => {
-    const button = event.target instanceof Element ? event.target.closest("button") : null;
+    const button = event.target instanceof Element ? /** @type {HTMLElement|null} */ (event.target.closest("button, a")) : null;
     if (event.detail > 0 && button && !document.querySelector("dialog[open]")) button.blur();
   });
 }

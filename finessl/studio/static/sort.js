@@ -17,7 +17,7 @@ const LABELED = [["none", "unlabeled"], ["yes", "labeled"], ["any", "all images"
 const SOURCES = [["", "any source"], ["queue", "from Label"], ["sort", "from Sort"], ["review", "from Review"], ["data", "given with the data"]];
 const ORDERS = [["typical", "most typical first"], ["doubt", "most doubtful first"], ["name", "by name"]];
 const KEYS = [
-  ["Click", "mark as wrong; Shift for a range, drag for many"], ["Enter", "accept the seen images that are not marked"], ["1 … 9", "label the marked ones as another class"],
+  ["Click", "mark as wrong; Shift for a range, drag for many"], ["Enter", "accept the seen images that are not marked"], ["1 … 9", "label the marked ones as another class; or type its name"],
   ["X", "marked ones: none of these classes"], ["← ↑ ↓ →", "move"], ["Space", "mark or unmark"], ["Z", "look at it large"], ["+ −", "size"], ["Tab", "to the filters"], ["U", "undo"], ["Esc", "unmark all"], [", .", "previous, next class"], ["0", "all images"],
 ];
 
@@ -43,7 +43,7 @@ class SortScreen {
     this.grid.element.addEventListener("click", (event) => this.clicked(event));
     this.grid.element.addEventListener("dblclick", (event) => this.enlarge(this.indexOf(event)));
     dragSelect(this.grid.element, (indices) => this.markMany(indices));
-    this.panel = new ClassPanel({ pick: (id) => this.open(id), selected: () => this.wall, other: "all", label: "Walls" });
+    this.panel = new ClassPanel({ pick: (id, typed) => void (typed && this.marked.size ? this.relabel(id) : this.open(id)), selected: () => this.wall, other: "all", label: "Walls" });
     this.heading = h("h1", {});
     this.note = h("div", { class: "grid-note", hidden: true });
     this.accept = h("button", { type: "button", class: "primary", onclick: () => void this.acceptRest() });
@@ -139,7 +139,7 @@ class SortScreen {
     const marked = this.marked.size;
     replace(this.accept, rest ? `Accept ${plural(rest, "image")} as ${name}` : "Nothing to accept", keycap("↵"));
     this.accept.disabled = rest === 0;
-    this.tally.textContent = marked ? `${plural(marked, "image")} marked${typeof this.wall === "number" ? " as wrong" : ""} · a number labels ${marked === 1 ? "it" : "them"} as another class` : rest ? "what you have seen so far; scroll for more" : this.wall === null ? "mark images, then press the number of their class" : classes().length ? "" : "name a class first: type its name and press Enter";
+    this.tally.textContent = marked ? `${plural(marked, "image")} marked${typeof this.wall === "number" ? " as wrong" : ""} · a number or a name labels ${marked === 1 ? "it" : "them"} as another class` : rest ? "what you have seen so far; scroll for more" : this.wall === null ? "mark images, then press the number of their class" : classes().length ? "" : "name a class first: type its name and press Enter";
     this.note.hidden = total > 0;
     if (total === 0) replace(this.note, this.nothing());
   }
@@ -274,7 +274,12 @@ class SortScreen {
   }
 
   update() {
-    if (this.wall === undefined && classes().length) this.open(classes()[0].id);
+    const wanted = store.wall;
+    if (wanted) {
+      store.wall = null;
+      this.filters.label.value = wanted.label;
+      this.open(wanted.id);
+    } else if (this.wall === undefined && classes().length) this.open(classes()[0].id);
     else if (typeof this.wall === "number" && !classById(this.wall)) this.open(classes()[0]?.id ?? null); // merged away
     else if (!this.grid.total && !this.loading && store.state?.version !== this.version) void this.reload(); // suggestions may have come
     this.panel.update();

@@ -12,8 +12,8 @@
  * @typedef {"connecting"|"live"|"lost"|"denied"} Connection
  */
 
-/** @type {{state: State|null, connection: Connection, unsaved: number}} */
-export const store = { state: null, connection: "connecting", unsaved: 0 };
+/** wall: what Sort should open. @type {{state: State|null, connection: Connection, unsaved: number, wall: {id: number, label: string}|null}} */
+export const store = { state: null, connection: "connecting", unsaved: 0, wall: null };
 
 /** @type {Set<() => void>} */
 const listeners = new Set();
