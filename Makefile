@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser fuzz export-check lint docs clean
+.PHONY: help install demo test test-gpu test-browser fuzz export-check lint docs clean
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -26,6 +26,9 @@ demo: install  ## train on sample images with 4 labels per class, on the CPU (tw
 
 test: install  ## run every test on the CPU; JOBS=2 is the number of processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+
+test-gpu: install  ## run the tests that need a CUDA device, one after the other; compiled kernels are kept in .venv
+	TORCHINDUCTOR_CACHE_DIR=$(VENV)/inductor $(BIN)/python -m pytest -m gpu --verbose --durations 10 tests/training tests/models tests/data tests/methods
 
 test-browser: $(VENV)/.browser  ## run the studio's tests in Chromium: the system's, or one that Playwright fetches
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -m browser tests/studio

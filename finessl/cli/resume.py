@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from finessl.cli import app
-from finessl.cli.options import Device, Moved, Plugins, Quiet, Text
+from finessl.cli.options import Compile, Device, Moved, Plugins, Quiet, Text
 
 
 @app.command(no_args_is_help=True)
@@ -20,6 +20,7 @@ def resume(
     weights: Moved = None,
     plugin: Plugins = None,
     device: Device = "auto",
+    compile_: Compile = None,
     quiet: Quiet = False,
 ) -> None:
     """Resume a run from its directory.
@@ -42,6 +43,6 @@ def resume(
         tree = recipe.tree()
         override(tree, given, "finessl resume")
         recipe = Recipe.from_tree(tree, check=False)
-    meta = train(recipe, run, Settings(device=device, quiet=quiet))
+    meta = train(recipe, run, Settings(device=device, compile=compile_, quiet=quiet))
     if meta and not quiet:
         show_summary(run, meta)

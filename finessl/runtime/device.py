@@ -15,7 +15,8 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is a GPU where there is one. Under torchrun each process gets its own GPU."""
+    """The device called `name`; "auto" is a GPU where there is one. Under torchrun each process gets its own GPU; more
+    processes than GPUs share them."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -23,7 +24,7 @@ def resolve_device(name: str) -> torch.device:
         if device.type not in DEVICES:
             raise FinesslError(f"device {name!r} cannot train or predict: use auto, {', '.join(DEVICES)}.")
         if device.type == "cuda" and device.index is None and torch.cuda.is_available():
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
             torch.cuda.set_device(device)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, ModuleNotFoundError, ValueError) as error:

@@ -132,14 +132,17 @@ class GatherRows(torch.autograd.Function):
 
 @contextlib.contextmanager
 def processes(device: str) -> Iterator[Processes]:
-    """The processes that torchrun started, or this one alone. `device` decides the backend: NCCL or Gloo."""
+    """The processes that torchrun started, or this one alone. The backend is NCCL where each has a GPU of its own (NCCL
+    wants that), else Gloo."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         yield Processes()
         return
     started = not dist.is_initialized()
     if started:
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        own_gpu = device.startswith("cuda") and local <= torch.cuda.device_count()
+        dist.init_process_group("nccl" if own_gpu else "gloo")
     try:
         yield Processes(dist.get_rank(), dist.get_world_size())
     except (RuntimeError, dist.DistBackendError) as error:

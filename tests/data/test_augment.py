@@ -116,7 +116,7 @@ def test_a_view_depends_on_its_draws_alone() -> None:
     assert torch.equal(torch.cat([view(slice(0, 3)), view(slice(3, 10))]), whole)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("policy", ["randaugment", "randaugment-usb"])
 def test_a_gpu_makes_the_same_bits_without_being_waited_for(policy: str) -> None:
     pixels, sizes = stored([(32, 32), (40, 64), (100, 90)] * 20)

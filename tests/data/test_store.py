@@ -283,7 +283,7 @@ def test_a_second_builder_waits_for_the_first(folder: Path, tmp_path: Path, monk
     assert decoded == ["first"] * 6 and contents(built) == contents(PixelStore.build(images, shorter=16))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_on_a_gpu(make) -> None:
     array = np.stack([make.picture(i, 6, 6) for i in range(4)])
     plain = PixelStore.from_array(array)

@@ -188,7 +188,7 @@ def test_the_check_for_synchronisation_sees_them(waits: Any) -> None:
         waits(torch.randn(3))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize(("name", "options"), FORM_CASES)
 def test_no_synchronisation_on_a_gpu_and_the_same_loss_as_on_the_cpu(name: str, options: dict[str, Any]) -> None:
     method, twin = make(name, options), make(name, options)

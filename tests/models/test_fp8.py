@@ -155,3 +155,22 @@ def test_odd_layers_stay(make_vit: Make) -> None:
     model = nn.Sequential(frozen(24, 32), frozen(32, 16), nn.Linear(16, 16))
     round_to_fp8(model)
     assert [type(module) is Fp8Linear for module in model] == [False, True, False]
+
+
+@pytest.mark.gpu
+def test_a_gpu_multiplies_as_the_cpu_does() -> None:
+    """Forward and backward by the hardware's fp8 product, eager and compiled."""
+    torch._dynamo.reset()
+    linear, x = frozen(64, 48), (torch.randn(2, 16, 64) * torch.logspace(-3, 2, 64)).bfloat16()
+    given = torch.randn(2, 16, 48).bfloat16()
+    on_cpu, layer = Fp8Linear(linear), Fp8Linear(frozen(64, 48).cuda())
+    expected_input = x.clone().requires_grad_()
+    expected = on_cpu(expected_input)
+    expected.backward(given)
+    for forward in (layer, torch.compile(layer, fullgraph=True)):
+        own = x.cuda().requires_grad_()
+        result = forward(own)
+        result.backward(given.cuda())
+        torch.testing.assert_close(result.cpu().float(), expected.float(), rtol=2**-6, atol=5e-2)
+        assert own.grad is not None and expected_input.grad is not None
+        torch.testing.assert_close(own.grad.cpu().float(), expected_input.grad.float(), rtol=2**-6, atol=5e-2)
