@@ -110,6 +110,10 @@ class TrainRecipe(Options):
         0, "Random draws of each view whose features are computed once (tuning linear); 0: new views in every step.",
         short="cache_features",
     )  # fmt: skip
+    ema: Annotated[float, Field(ge=0, lt=1)] = declare(
+        0.0,
+        "Decay of an exponential moving average of the trained parameters, which is evaluated and exported; 0: none.",
+    )
     prior: Annotated[float, Field(ge=0, le=1)] = declare(
         0.0, "Share of the run during which labels propagated over frozen features weigh on the pseudo-labels, less and "
         "less; 0: never.",

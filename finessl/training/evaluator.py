@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ from finessl.inference.encode import encode
 from finessl.methods.base import HeadOutputs
 from finessl.runtime.callbacks import Progress, no_progress
 from finessl.training.cuda_graph import Forward
+from finessl.training.ema import Ema
 from finessl.training.experiment import Experiment
 
 
@@ -23,12 +25,26 @@ class Evaluator:
         forward: the network, or its captured form.
         precision: of the encoder: fp32, bf16, fp16 or fp8.
         progress: called with a label, the images done and all of them.
+        ema: the average that the run evaluates and exports.
     """
 
     def __init__(
-        self, experiment: Experiment, forward: Forward, precision: str, progress: Progress = no_progress
+        self,
+        experiment: Experiment,
+        forward: Forward,
+        precision: str,
+        progress: Progress = no_progress,
+        ema: Ema | None = None,
     ) -> None:
         self.experiment, self.forward, self.precision, self.progress = experiment, forward, precision, progress
+        self.ema = ema
+
+    def test_logits(self) -> Tensor:
+        """Logits [n, C] of the test images, by the averaged parameters where there is an average."""
+        experiment = self.experiment
+        assert experiment.test_store is not None
+        with self.ema.applied() if self.ema else contextlib.nullcontext():
+            return self.logits(experiment.test_store, experiment.test_index).cpu()
 
     def logits(self, store: PixelStore, indices: np.ndarray, label: str = "evaluating") -> Tensor:
         """Logits [n, C] of the main head."""

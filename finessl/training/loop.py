@@ -92,7 +92,7 @@ class Training:
         eager = TrainingStep(network, experiment.method, self.optimizer, train, device, precision, world)
         eager.prior = frozen_prior(experiment, precision, display.update)
         self.training_step = accelerate(eager, compile=settings.compile, steps=train.steps)
-        self.evaluator = Evaluator(experiment, make_forward(self.training_step), precision, display.update)
+        self.evaluator = Evaluator(experiment, make_forward(self.training_step), precision, display.update, eager.ema)
         self.loader = experiment.loader(world, DTYPES[precision])
         self.prefetcher = Prefetcher(self.loader, train.steps)
         self.diagnostics = Diagnostics(experiment.method, hidden_truth(experiment.dataset, experiment.split), device)
@@ -205,7 +205,7 @@ class Training:
         self.write_metrics()
         if experiment.test_store is None or self.log is None:
             return
-        self.test_logits = self.evaluator.logits(experiment.test_store, experiment.test_index).cpu()
+        self.test_logits = self.evaluator.test_logits()
         self.accuracy = accuracy(self.test_logits, experiment.test_labels)
         self.log.write({"kind": "test", "step": self.step, "accuracy": self.accuracy})
         if not self.display.live:

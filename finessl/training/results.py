@@ -31,10 +31,12 @@ def write_results(run: RunDirectory, evaluator: Evaluator, results: Results) -> 
     """Write everything; meta.json, which marks the run as finished, comes last. Returns its content."""
     experiment = evaluator.experiment
     recipe, test_logits = experiment.recipe, results.test_logits
+    if experiment.test_store is not None and test_logits is None:
+        test_logits = evaluator.test_logits()
+    if evaluator.ema is not None:
+        evaluator.ema.swap()  # for good: nothing is trained after this
     experiment.write_classifier(run.classifier)
-    if experiment.test_store is not None:
-        if test_logits is None:
-            test_logits = evaluator.logits(experiment.test_store, experiment.test_index).cpu()
+    if test_logits is not None:
         arrays = {
             "logits": test_logits.numpy(),
             "labels": experiment.test_labels,

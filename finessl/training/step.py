@@ -16,6 +16,7 @@ from finessl.recipe import TrainRecipe
 from finessl.runtime.distributed import Processes
 from finessl.runtime.precision import autocast
 from finessl.training.batch_norm import synchronise_batch_norm
+from finessl.training.ema import Ema
 from finessl.training.prior import Prior
 
 
@@ -70,6 +71,7 @@ class TrainingStep:
         self.side_stream: torch.cuda.Stream | None = None  # for the weak views, where both passes can run concurrently
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         self.prior: Prior | None = None  # on the pseudo-labels
+        self.ema = Ema(self.parameters, train.ema) if train.ema else None
 
     def __call__(self, step: int, views: Views) -> Result:
         self.schedule(step)
@@ -86,6 +88,8 @@ class TrainingStep:
         self.method.before_step(step)
         if self.prior is not None:
             self.prior.before_step(step)
+        if self.ema is not None:
+            self.ema.before_step(step)
 
     def compute(self, views: Views) -> Result:
         """What the device does. The operations are the same at every step, so that a CUDA graph can replay them."""
@@ -106,6 +110,8 @@ class TrainingStep:
     def clear_optimizer(self) -> None:
         """Clear optimizer state after the network was re-initialised."""
         self.optimizer.state.clear()
+        if self.ema is not None:
+            self.ema.restart()
 
     def forward_weak(self, views: Views) -> Tensor | None:
         """Features of the weak views, where the method does not learn from them."""
@@ -149,6 +155,8 @@ class TrainingStep:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.train.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if self.ema is not None:
+            self.ema.update()
 
     def gather(self, view: HeadOutputs, groups: int = 1) -> HeadOutputs:
         if self.processes.world_size == 1:
@@ -163,6 +171,7 @@ class TrainingStep:
             "optimizer": self.optimizer.state_dict()["state"],
             "method": self.method.state_dict(),
             "scaler": self.scaler.state_dict(),
+            **({} if self.ema is None else {"ema": self.ema.state_dict()}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -171,6 +180,8 @@ class TrainingStep:
         self.method.load_state_dict(state["method"])
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
 
 
 def split_rows(view: HeadOutputs, counts: list[int]) -> list[HeadOutputs]:

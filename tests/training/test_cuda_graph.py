@@ -95,13 +95,14 @@ def test_only_a_gpu_records_the_step() -> None:
 )
 def test_captured_and_eager_steps_are_equal(method: str, tuning: str) -> None:
     """Also with dropout (adaptformer), and when what trains changes on the way (lp-ft)."""
-    fields = {"tuning.name": tuning, "method.name": method, "train.steps": 16}
+    fields = {"tuning.name": tuning, "method.name": method, "train.steps": 16, "train.ema": 0.9}
     losses, plain = run(*set_up("cuda", **fields), 16)
     experiment, step = set_up("cuda", **fields)
     captured = CudaGraphStep(step)
     again, parameters = run(experiment, captured, 16)
     assert captured.graph is not None
     assert again == pytest.approx(losses, rel=1e-5)
+    assert step.ema is not None and not torch.equal(step.ema.average[0], step.ema.parameters[0])
     assert torch.allclose(parameters, plain, rtol=1e-4, atol=1e-6)
 
 
