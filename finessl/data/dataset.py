@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +118,31 @@ class Dataset:
         if self.given is not None:
             digest.update(np.packbits(self.given).data)
         return digest.hexdigest()
+
+
+def hold_out(dataset: Dataset, count: int) -> Dataset:
+    """The data set with `count` training images of known label, evenly over the classes, in place of its test images.
+    They are the same ones for every seed of a run."""
+    known = np.random.default_rng(0).permutation(np.flatnonzero(dataset.train_labels >= 0))
+    if count > len(known) // 2:
+        raise FinesslError(
+            f"data.development = {count:,} is more than half of the {len(known):,} training images of {dataset.name} whose "
+            "label is known; hold out fewer."
+        )
+    labels = dataset.train_labels[known]
+    order = np.argsort(labels, kind="stable")
+    rank = np.empty(len(known), np.int64)  # of each image within its class
+    rank[order] = np.arange(len(known)) - np.searchsorted(labels[order], labels[order])
+    chosen = np.sort(known[np.lexsort((labels, rank))[:count]])
+    kept = np.setdiff1d(np.arange(len(dataset.train)), chosen)
+    return replace(
+        dataset,
+        train=dataset.train.take(kept),
+        train_labels=dataset.train_labels[kept],
+        test=dataset.train.take(chosen),
+        test_labels=dataset.train_labels[chosen],
+        given=None if dataset.given is None else dataset.given[kept],
+    )
 
 
 def is_text(name: str) -> bool:

@@ -57,6 +57,10 @@ class DataRecipe(Options):
     source: str = declare("", "Folder, table, or the name of a data set.")
     root: str | None = declare(None, "Folder containing the named data set.", short="root")
     test: str | None = declare(None, "Folder or table of labeled images to test on.", short="test")
+    development: Annotated[int, Field(ge=0)] = declare(
+        0, "Training images to hold out, evenly over the classes, and to test on in place of the test images: settings "
+        "are chosen on these."
+    )  # fmt: skip
     image_size: Annotated[int, Field(ge=8, le=8192)] | None = declare(
         None, "Side of the network's input, in pixels.", unset="the backbone's own", short="image_size"
     )

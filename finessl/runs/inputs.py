@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from finessl.data.dataset import Dataset, broken_files, readable, warnings_note
+from finessl.data.dataset import Dataset, broken_files, hold_out, readable, warnings_note
 from finessl.data.decoding import pillow_warnings
 from finessl.data.pixel_store import PixelStore, free_memory
 from finessl.data.sources import open_dataset
@@ -52,7 +52,7 @@ def read_pixels(
 def open_source(recipe: Recipe, progress: Progress = no_progress) -> Dataset:
     """The data set that a recipe names."""
     data = recipe.data
-    return open_dataset(
+    dataset = open_dataset(
         data.source,
         root=data.root,
         strict=data.strict,
@@ -60,6 +60,7 @@ def open_source(recipe: Recipe, progress: Progress = no_progress) -> Dataset:
         progress=lambda done, total: progress("looking for images", done, total or done),
         **recipe.source.options,
     )
+    return hold_out(dataset, data.development) if data.development else dataset
 
 
 def statistics(recipe: Recipe, dataset: Dataset, store: PixelStore, backbone: Backbone) -> Statistics:
