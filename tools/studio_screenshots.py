@@ -1,7 +1,7 @@
 """The pictures of docs/studio.md: a studio on sample images, labeled by their true classes, photographed screen by screen.
 
-    python tools/studio_screenshots.py docs                               # light, 1280 pixels wide
-    python tools/studio_screenshots.py shots --scheme dark --width 400    # what a phone shows at night
+    python tools/studio_screenshots.py docs                                     # light, 1280 pixels wide
+    python tools/studio_screenshots.py shots --all --scheme dark --width 400    # what a phone shows at night
 
 Needs the extra `browser` and Chromium, as make test-browser does.
 """
@@ -26,14 +26,17 @@ CLASSES = ("airplane", "bird", "frog", "horse", "ship", "truck")
 SORTED = 1  # class of the wall
 LABELS, AUDITED, STEPS = 36, 30, 50
 WAIT = 600_000  # milliseconds
+MORE = ("empty", "plan", "pairs", "keys")  # only with --all
 LARGEST = 195_000  # bytes of a picture
 
 
 class Camera:
-    def __init__(self, page: Any, folder: Path, suffix: str, width: int) -> None:
-        self.page, self.folder, self.suffix, self.width = page, folder, suffix, width
+    def __init__(self, page: Any, folder: Path, suffix: str, width: int, all: bool) -> None:
+        self.page, self.folder, self.suffix, self.width, self.all = page, folder, suffix, width, all
 
     def shoot(self, name: str, pause: int = 700) -> None:
+        if name in MORE and not self.all:
+            return
         self.page.set_viewport_size({"width": self.width, "height": 800})
         self.page.wait_for_timeout(pause)
         path = self.folder / f"studio-{name}{self.suffix}.png"
@@ -102,7 +105,7 @@ def story(camera: Camera, address: str) -> None:
     answer(page, AUDITED)
     camera.shoot("audit")
     go(page, "Train")
-    expect(page.get_by_label("Progress")).to_have_attribute("value", str(STEPS), timeout=WAIT)
+    expect(page.get_by_role("heading", name="Trained")).to_be_visible()
     camera.shoot("train", 2000)
     go(page, "Export")
     camera.shoot("export")
@@ -115,6 +118,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--scheme", choices=["light", "dark"], default="light")
     parser.add_argument("--width", type=int, default=1280)
+    parser.add_argument("--all", action="store_true", help=f"also {', '.join(MORE)}")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     suffix = "" if arguments.scheme == "light" else "-dark"
@@ -125,7 +129,7 @@ def main() -> None:
         page.set_default_timeout(WAIT)
         expect.set_options(timeout=WAIT)
         with studio(data) as server:
-            story(Camera(page, arguments.folder, suffix, arguments.width), server.address)
+            story(Camera(page, arguments.folder, suffix, arguments.width, arguments.all), server.address)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,14 @@ SHOWN = """async (selector) => {
 }"""
 SCROLL = """async ({seconds, rows}) => {
   const grid = document.querySelector('.grid'), box = grid.getBoundingClientRect(), frames = [];
-  const blank = () => [...grid.querySelectorAll('.cell')].some((cell) => {
-    const one = cell.getBoundingClientRect(), image = cell.querySelector('img');
-    return one.bottom > box.top && one.top < box.bottom && !(image?.complete && image.naturalWidth);
-  });
+  const blank = () => {
+    const inView = [...grid.querySelectorAll('.cell')].filter((cell) => {
+      const one = cell.getBoundingClientRect();
+      return one.bottom > box.top && one.top < box.bottom;
+    });
+    const loaded = (image) => image?.complete && image.naturalWidth;
+    return !inView.length || !inView.every((cell) => loaded(cell.querySelector('img')));
+  };
   const side = grid.querySelector('.cell').getBoundingClientRect().height, begun = performance.now();
   let last = begun, since = null, longest = 0, jumps = 0;
   await new Promise((done) => {
@@ -88,7 +92,9 @@ def watch_page(address: str, origin: str, labels: int = 30, seconds: int = 10, r
         page.wait_for_timeout(2 * PAUSE)
         keys = page.evaluate("performance.getEntriesByName('next-image').map((entry) => entry.duration / 1000)")
         page.goto(f"{origin}/#sort")
-        page.keyboard.press("0")  # all images
+        page.locator("body[data-screen=sort]").wait_for()
+        page.keyboard.press("0")
+        page.locator("h1", has_text="All images").wait_for()
         page.evaluate(SHOWN, ".cell img")
         page.wait_for_timeout(1000)
         scroll = page.evaluate(SCROLL, {"seconds": seconds, "rows": rows})

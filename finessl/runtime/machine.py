@@ -23,6 +23,12 @@ def usable_cores() -> int:
     return max(cores, 1)
 
 
+def yield_to_others() -> None:
+    """Leave the processor to programs that somebody waits for, such as the server that a person labels with."""
+    if hasattr(os, "nice"):
+        os.nice(10)
+
+
 def return_freed_memory() -> None:
     """Let glibc give large freed blocks back to the system at once, and keep few pools for threads.
 

@@ -21,6 +21,7 @@ from finessl.errors import FinesslError
 from finessl.frozen.features import FrozenEncoder, encode_images
 from finessl.models.backbones import candidate_backbones, create_backbone
 from finessl.runtime.device import resolve_device
+from finessl.runtime.machine import yield_to_others
 from finessl.runtime.precision import resolve_precision
 from finessl.studio.project import open_project
 
@@ -71,6 +72,7 @@ def forward_rate(encoder: FrozenEncoder) -> float:
 def main() -> None:
     """Reads its orders as one JSON object from the standard input."""
     orders: dict[str, Any] = json.loads(sys.stdin.readline())
+    yield_to_others()
 
     def say(**values: Any) -> None:
         print(json.dumps(values), flush=True)

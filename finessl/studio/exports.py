@@ -17,6 +17,7 @@ import numpy as np
 from finessl.data.dataset import readable
 from finessl.errors import FinesslError
 from finessl.inference.sorting import sort_into
+from finessl.runs.directory import RunDirectory
 from finessl.runtime.files import write_atomically, writing
 from finessl.studio.audit import Auditor
 from finessl.studio.events import UNLABELED, Labels
@@ -24,6 +25,10 @@ from finessl.studio.project import NO_CLASS, Project, training_table, write_labe
 from finessl.studio.training import Trainer
 
 CLASSIFIERS = ("onnx", "pt2", "timm")
+TIMM = (
+    "timm holds runs with a linear head whose tuning merges into the weights (finessl train --head linear --tuning lora); "
+    "onnx and pt2 hold every run."
+)
 
 
 class Exports:
@@ -40,12 +45,9 @@ class Exports:
         untrained = self.trainer.obstacle() if run is None else None
         formats = [{"format": name, "ok": reason is None, "why": reason or ""} for name in ("csv", "folders")]
         formats += [{"format": n, "ok": untrained is None, "why": untrained or ""} for n in (*CLASSIFIERS, "report")]
-        if run is None and untrained is None:
+        if untrained is None and not fits_timm(run):
             timm = next(one for one in formats if one["format"] == "timm")
-            timm |= {
-                "ok": False,
-                "why": "timm holds trained runs only; onnx and pt2 also hold a run from frozen features.",
-            }
+            timm |= {"ok": False, "why": TIMM}
         return {"labels": labels, "formats": formats, "commands": self.commands()}
 
     def commands(self) -> dict[str, str]:
@@ -153,6 +155,16 @@ class Exports:
         csv.writer(text).writerows([("number", "path", "label"), *self.audit.rows()])
         with writing(path):
             write_atomically(path, text.getvalue())
+
+
+def fits_timm(run: Path | None) -> bool:
+    """Whether a plain timm model can compute what the run does. None: a run from frozen features."""
+    if run is None:
+        return False
+    from finessl.models.tuning import mergeable_strategies  # imports torch, which the suggestions have done by now
+
+    recipe = RunDirectory(run).recipe()
+    return recipe.head.name == "linear" and recipe.tuning.name in mergeable_strategies()
 
 
 def call(*words: str) -> str:

@@ -97,13 +97,17 @@ class Server:
         return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
 
     async def thumbnail(self, request: Request) -> Response:
-        return await self.picture(request, self.studio.thumbnails.get)
+        return await self.picture(request, self.studio.thumbnails.get, self.studio.thumbnails.packed)
 
     async def image(self, request: Request) -> Response:
-        return await self.picture(request, self.studio.thumbnails.large)
+        return await self.picture(request, self.studio.thumbnails.large, lambda number: None)
 
-    async def picture(self, request: Request, work: Callable[[int], bytes]) -> Response:
-        """By id, never by path. Kept by the browser for as long as the ids mean the same images (`v` of the project)."""
+    async def picture(
+        self, request: Request, work: Callable[[int], bytes], ready: Callable[[int], bytes | None]
+    ) -> Response:
+        """By id, never by path. Kept by the browser for as long as the ids mean the same images (`v` of the project).
+
+        ready: what is read at once, as a thread would take longer than the work."""
         studio = self.studio
         number = request.path_params["image"]
         if number >= len(studio.images):
@@ -114,7 +118,7 @@ class Server:
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         try:
-            content = await run_in_threadpool(work, number)
+            content = ready(number) or await run_in_threadpool(work, number)
         except ImageError as error:
             studio.suggestions.broken[number] = True  # the queue passes it over
             raise HTTPException(422, f"this image cannot be shown: {error}") from error

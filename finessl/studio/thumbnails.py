@@ -100,12 +100,18 @@ class Thumbnails:
         write_atomically(mark, identity)
         return records
 
+    def packed(self, i: int) -> bytes | None:
+        """The thumbnail of an image, where there is one."""
+        if self.start[i] < 0:
+            return None
+        content = os.pread(self.data.fileno(), int(self.length[i]), int(self.start[i]))
+        return content if zlib.crc32(content) == self.crc[i] else None
+
     def get(self, i: int) -> bytes:
         """The thumbnail of an image, made where there is none yet."""
-        if self.start[i] >= 0:
-            content = os.pread(self.data.fileno(), int(self.length[i]), int(self.start[i]))
-            if zlib.crc32(content) == self.crc[i]:
-                return content
+        content = self.packed(i)
+        if content is not None:
+            return content
         if i in self.broken:
             raise ImageError(self.broken[i])
         try:

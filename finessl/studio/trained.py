@@ -15,6 +15,7 @@ import numpy as np
 
 from finessl.errors import FinesslError
 from finessl.runtime.files import read_arrays, write_arrays
+from finessl.runtime.machine import yield_to_others
 from finessl.studio.events import Labels
 from finessl.studio.project import Project, open_project
 
@@ -68,6 +69,7 @@ def main() -> None:
     from finessl.inference.evaluate import predict_images
 
     orders = json.loads(sys.stdin.read())
+    yield_to_others()
     try:
         images = open_project(orders["data"], Path(orders["folder"])).images
         classifier = load(orders["run"], device=orders["device"])

@@ -227,7 +227,7 @@ def test_exports(opened: Any, server: Running) -> None:
     for what in ("csv", "folders", "classifier", "report"):
         card = page.locator(f"[data-what={what}]")
         if what == "classifier":
-            expect(card.get_by_text("1 format not possible")).to_be_visible()  # timm: nothing is trained
+            expect(card.get_by_text("1 format not possible")).to_be_visible()  # timm
             card.get_by_label("Format").select_option("pt2")
         card.locator(".actions button").click()
         expect(card.locator(".result .path").or_(page.locator(".toast[data-kind=problem]:visible"))).to_be_visible()
@@ -258,4 +258,10 @@ def test_phone(browser: Any, server: Running, scheme: str) -> None:
             for name in ("color", "backgroundColor")
         )
         assert abs(ink - paper) > 450 and (paper < 150) == (scheme == "dark"), screen
+    before = count(server)
+    go(page, "Label")  # without a keyboard
+    page.locator(".class-row", has_text="frog").click()
+    expect(page.locator("#labels")).to_have_text(f"{before + 1} labels")
+    page.get_by_role("button", name="undo").click()
+    expect(page.locator("#labels")).to_have_text(f"{before} labels")
     context.close()

@@ -200,7 +200,7 @@ def test_export_of_labels_round_trip(learned, photos):
     other = learned.post("/api/export", {"what": "csv"})["path"]
     assert other != found["path"]  # nothing is overwritten
     formats = {f["format"]: f["ok"] for f in learned.get("/api/export")["formats"]}
-    assert not formats["timm"], "a run from frozen features"
+    assert not formats["timm"], "frozen features have another head"
     assert formats["csv"] and formats["onnx"] and "finessl quick" in learned.get("/api/export")["commands"]["quick"]
 
 

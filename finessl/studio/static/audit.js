@@ -93,9 +93,10 @@ class AuditScreen {
 
   /** @param {number} [start] */
   draw(start) {
-    this.stage.hidden = !this.image;
-    this.message.hidden = Boolean(this.image);
-    if (this.image) this.picture.show(this.image, [], start);
+    const ready = this.image && classes().length > 1;
+    this.stage.hidden = !ready;
+    this.message.hidden = Boolean(ready);
+    if (this.image && ready) this.picture.show(this.image, [], start);
     else this.drawEmpty();
     this.drawFigure();
     replace(this.history, ...this.before.map((one) => h("li", { class: one.right ? "right" : "not-right" },

@@ -38,12 +38,17 @@ export const s = (tag, props = {}, ...children) => fill(document.createElementNS
 /** @param {string} key */
 export const keycap = (key) => h("kbd", { class: "keycap" }, key);
 
+/** Keys that have no button elsewhere: the hint is one, for a finger. */
+const TOUCHED = /** @type {Record<string, string>} */ ({ U: "u", "←": "ArrowLeft", "→": "ArrowRight" });
+
 /**
  * The line of keys below a screen: `keyline([["Space", "accept"], …])`.
  * @param {string[][]} keys
  */
 export const keyline = (keys) =>
-  h("p", { class: "keyline" }, ...keys.map(([key, text]) => h("span", {}, keycap(key), text)));
+  h("p", { class: "keyline" }, ...keys.map(([key, text]) => (TOUCHED[key]
+    ? h("button", { type: "button", class: "hint", onclick: () => dispatchEvent(new KeyboardEvent("keydown", { key: TOUCHED[key] })) }, keycap(key), text)
+    : h("span", {}, keycap(key), text))));
 
 /**
  * What a screen shows when there is nothing to show: what is missing, and what to do.

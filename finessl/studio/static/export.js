@@ -89,7 +89,7 @@ class ExportScreen {
 
 /** A command line to copy. @param {string} line */
 function command(line) {
-  const code = h("code", {}, line);
+  const code = h("code", {}, ...line.split(" ").flatMap((word, k) => [k ? " " : "", h("span", {}, word)])); // lines break between words
   const copy = h("button", { type: "button", class: "plain", onclick: async () => {
     try {
       await navigator.clipboard.writeText(code.textContent ?? "");

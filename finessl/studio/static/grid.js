@@ -135,7 +135,10 @@ export class Grid {
         this.cells.delete(index);
       }
     const shift = this.element.scrollTop - this.top; // 0 unless the list is taller than a browser allows
-    for (let index = first; index < last; index++) {
+    const [top, bottom] = this.range(0);
+    const indices = Array.from({ length: last - first }, (_, k) => first + k);
+    const seen = (/** @type {number} */ index) => index >= top && index < bottom;
+    for (const index of [...indices.filter(seen), ...indices.filter((one) => !seen(one))]) { // what is in view is loaded first
       let cell = this.cells.get(index);
       if (!cell) {
         cell = free.pop() ?? this.space.appendChild(h("div", { class: "cell", role: "option" }));

@@ -36,7 +36,7 @@ class ReviewScreen {
     this.accept = h("button", { type: "button", class: "primary", onclick: () => this.settle("accept") });
     this.foot = h("footer", { class: "foot" }, h("div", { class: "evidence" }, this.verdict, this.nearest),
       h("div", { class: "evidence" }, this.accept, h("button", { type: "button", onclick: () => this.settle("ignore") }, "Ignore"), this.position),
-      keyline([["Space", "accept"], ["1–9", "change"], ["X", "none of these"], ["I", "ignore"], ["← →", "browse"]]));
+      keyline([["Space", "accept"], ["1–9", "change"], ["X", "none of these"], ["I", "ignore"], ["U", "undo"], ["←", "back"], ["→", "next"]]));
     this.pictures = h("div", { class: "pictures" }, this.picture.element, this.partner.element);
     this.message = h("div", { class: "message" });
     this.element = h("div", { class: "bench review" }, h("div", { class: "stage" }, this.tabs, this.pictures, this.message, this.foot), h("aside", { class: "side" }, this.panel.element));

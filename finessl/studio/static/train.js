@@ -25,7 +25,7 @@ class TrainScreen {
     const state = /** @type {import("./state.js").State} */ (store.state);
     const training = state.training;
     const ready = state.classes.filter((one) => one.labels > 0).length >= 2;
-    const shape = JSON.stringify([training.state, training.plan, ready, training.state === "running" || training.message]);
+    const shape = JSON.stringify([training.state, training.plan, ready, training.state === "idle" && state.accuracy, training.state === "running" || training.message]);
     if (shape !== this.shape) {
       this.shape = shape; // the buttons are drawn again only when they change: a click must not miss them
       this.drawHead(training, ready, state);
@@ -38,14 +38,16 @@ class TrainScreen {
   /** @param {import("./state.js").Training} training @param {boolean} ready @param {import("./state.js").State} state */
   drawHead(training, ready, state) {
     const title = { idle: "Train a classifier", running: "Training", stopped: "Stopped", finished: "Trained", failed: "Training failed" }[training.state] ?? training.state;
-    const about = { idle: "Fine-tuning adapts the backbone to these images, labeled and unlabeled. It runs while you label.", running: "You can go on labeling, or close this page: it runs on.", stopped: "Nothing is lost: it resumes where it stopped.", finished: "Its suggestions are in Sort and Review; an audit measures it.", failed: "" }[training.state];
+    const about = { idle: "Fine-tuning adapts the backbone to these images, labeled and unlabeled. It runs while you label; an audit before and after it says what it has gained.", running: "You can go on labeling, or close this page: it runs on.", stopped: "Nothing is lost: it resumes where it stopped.", finished: "Its suggestions are in Sort and Review; an audit measures it.", failed: "" }[training.state];
     const plan = training.plan;
+    const { kind, value } = state.accuracy;
     replace(this.head, h("header", { class: "page-head" }, h("p", { class: "eyebrow" }, "Train"), h("h1", {}, title), about && h("p", { class: "quiet" }, about)),
       ["stopped", "finished", "failed"].includes(training.state) && training.message && h("p", { class: training.state === "failed" ? "callout problem" : "callout" }, training.message),
       !ready && training.state === "idle"
         ? empty("Two classes with labels are needed", `There ${state.labels === 1 ? "is" : "are"} ${plural(state.labels, "label")} so far. One label of each class is enough to begin; four or more do much better.`, h("a", { class: "button primary", href: "#label" }, "Label"))
         : plan && h("dl", { class: "facts" },
-          fact("backbone", plan.backbone), plan.tuning && fact("tuning", plan.tuning), fact("steps", plan.steps ? count(plan.steps) : "chosen to fit the time"), fact(plan.steps ? "expected time" : "time", plan.seconds ? `about ${duration(plan.seconds)}` : "not known yet"),
+          fact("backbone", plan.backbone), plan.tuning && fact("tuning", plan.tuning), fact("steps", plan.steps ? count(plan.steps) : "chosen to fit the time"), training.state !== "finished" && fact(plan.steps ? "expected time" : "time", plan.seconds ? `about ${duration(plan.seconds)}` : "not known yet"),
+          training.state === "idle" && kind && fact("accuracy now", `${percent(value)}, ${kind}`),
           training.state === "idle" && fact("labels", count(state.labels)), training.state === "idle" && fact("unlabeled", count(Math.max(0, state.project.images - state.labels - state.none)))),
       ready && plan?.why && h("p", { class: "plan-why" }, h("span", { class: "lead-in" }, "why "), plan.why));
   }
