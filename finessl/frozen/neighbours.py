@@ -41,9 +41,15 @@ class Graph:
             self.columns, values, self.offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
         )
 
-    def average(self, values: Tensor) -> Tensor:
-        """D⁻¹ W · values: the weighted mean over each image's neighbours. values: [n, c], one row per image."""
-        return self.by_image(self.multiply(self.by_row(values)) / self.degrees.clamp_min(1e-12)[:, None])
+    def average(self, values: Tensor, rows: slice) -> Tensor:
+        """Some rows of D⁻¹ W · values: the weighted mean over each image's neighbours, in the order of the rows."""
+        offsets = self.offsets[rows.start : rows.stop + 1]
+        edges = slice(int(offsets[0]), int(offsets[-1]))
+        sums = F.embedding_bag(
+            self.columns[edges], values, offsets - offsets[0], mode="sum", per_sample_weights=self.weights[edges],
+            include_last_offset=True,
+        )  # fmt: skip
+        return sums.div_(self.degrees[rows].clamp_min(1e-12)[:, None])
 
     def by_row(self, values: Tensor) -> Tensor:
         """Values of the images, in the order of the rows."""

@@ -34,6 +34,7 @@ ANCHOR = 5.0  # images that the labeled mean counts as, in the mean of a class
 PRIOR = 1.0  # strength of the pull of the class shares towards even ones
 OUTER, INNER = 5, 2  # more change little
 BLOCK = 1 << 15  # rows per product
+PART = 1 << 13  # rows of soft labels at a time: a few megabytes, which stay in the processor's cache
 WIDTH = 32  # columns that conjugate gradients solve at a time: rows of two cache lines
 
 
@@ -138,19 +139,22 @@ def conjugate_gradients(graph: Graph, weights: Tensor, columns: Tensor, alpha: f
     for _ in range(ITERATIONS):
         if bool((energy.sqrt() <= TOLERANCE * size).all()):
             break
-        image = direction - alpha * graph.multiply(direction, weights)
+        image = graph.multiply(direction, weights).mul_(-alpha).add_(direction)
         step = energy / (direction * image).sum(0).clamp_min(1e-30)
-        solution += step * direction
-        residual -= step * image
+        solution.addcmul_(direction, step)
+        residual.addcmul_(image, -step)
         following = residual.square().sum(0)
-        direction = residual + (following / energy.clamp_min(1e-30)) * direction
+        direction.mul_(following / energy.clamp_min(1e-30)).add_(residual)
         energy = following
     return solution.clamp_min_(0)  # rounding aside, a sum of non-negative terms
 
 
 def shares(z: Tensor) -> Tensor:
+    """Rows of sum 1, in place; even ones where a row is zero."""
     total = z.sum(1, keepdim=True)
-    return torch.where(total > 1e-12, z / total.clamp_min(1e-12), torch.full_like(z, 1 / z.shape[1]))
+    z.div_(total.clamp_min(1e-12))
+    z[total[:, 0] <= 1e-12] = 1 / z.shape[1]
+    return z
 
 
 def em(x: Tensor, graph: Graph, y: Tensor, classes: int) -> Tensor:
@@ -160,32 +164,36 @@ def em(x: Tensor, graph: Graph, y: Tensor, classes: int) -> Tensor:
     M  μ_c = unit(Σ z_c x + κ μ⁰_c),  σ² = mean squared deviation,  r_c = (Σ z_c + τ n/C) / (n(1+τ))
     p⁰, μ⁰: class means of the labeled images
     """
-    start = class_means(x, y, classes)
-    known, truth = y >= 0, F.one_hot(y.clamp_min(0), classes).float()
+    x, y = graph.by_row(x), graph.by_row(y)
+    n, known = len(x), y >= 0
+    truth, start = F.one_hot(y[known], classes).float(), class_means(x, y, classes)
+    blocks = [slice(first, min(first + PART, n)) for first in range(0, n, PART)]
     first = start.logits(x).log_softmax(1)
     anchor, means = ANCHOR * start.weight, start.weight
-    z = first.exp()
-    z[known] = truth[known]
-    n = len(x)
-    squares = torch.stack([part.square().sum(0) for part in x.split(BLOCK)]).sum(0)
-    variance = spread(squares, x, z, means)
+    z, fixed, following = first.exp(), torch.empty_like(first), torch.empty_like(first)
+    z[known] = truth
+    squares = torch.stack([x[rows].square().sum(0) for rows in blocks]).sum(0)
+    variance = spread(squares, z.T @ x, z.sum(0), means, n)
     for _ in range(OUTER):
-        precision = 1 / variance
-        likelihood = x @ (means * precision).T - 0.5 * (means.square() @ precision)
-        fixed = likelihood / LIKELIHOOD + 0.5 * first
+        weight, bias = means / (LIKELIHOOD * variance), means.square() @ (-0.5 / (LIKELIHOOD * variance))
+        for rows in blocks:
+            torch.addmm(0.5 * first[rows] + bias, x[rows], weight.T, out=fixed[rows])
         for _ in range(INNER):
             prior = (z.sum(0) + PRIOR * n / classes) / (n * (1 + PRIOR))
-            z = (fixed + LAPLACIAN * graph.average(z) + prior.log()).softmax(1)
-            z[known] = truth[known]
-        means = F.normalize(z.T @ x + anchor, dim=1)
-        variance = spread(squares, x, z, means)
-    return z
+            for rows in blocks:
+                near = graph.average(z, rows).mul_(LAPLACIAN)
+                torch.softmax(near.add_(fixed[rows]).add_(prior.log()), 1, out=following[rows])
+            z, following = following, z
+            z[known] = truth
+        sums = z.T @ x
+        means = F.normalize(sums + anchor, dim=1)
+        variance = spread(squares, sums, z.sum(0), means, n)
+    return graph.by_image(z)
 
 
-def spread(squares: Tensor, x: Tensor, z: Tensor, means: Tensor) -> Tensor:
-    """[d]: Σ z_ic (x_i − μ_c)² / n, by its three terms; `squares` is Σ x_i²."""
-    cross = (means * (z.T @ x)).sum(0)
-    return ((squares - 2 * cross + z.sum(0) @ means.square()) / len(x)).clamp_min(1e-8)
+def spread(squares: Tensor, sums: Tensor, sizes: Tensor, means: Tensor, n: int) -> Tensor:
+    """[d]: Σ z_ic (x_i − μ_c)² / n, by its three terms, from Σ x_i², Σ z_c x and Σ z_c."""
+    return ((squares - 2 * (means * sums).sum(0) + sizes @ means.square()) / n).clamp_min(1e-8)
 
 
 class Distiller:
