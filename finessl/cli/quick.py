@@ -87,6 +87,7 @@ def show(answer: Any, out: Path | None) -> None:
     import numpy as np
     from rich.table import Table
 
+    from finessl.data.dataset import count_of
     from finessl.frozen.choose import SOLVERS
     from finessl.runtime.terminal import console
     from finessl.training.quick import table
@@ -116,7 +117,7 @@ def show(answer: Any, out: Path | None) -> None:
     printer.print(shown)
     for solved in answer.solved:
         if solved.encoded:
-            printer.print(f"{solved.name}: {solved.encoded:,} images encoded in {solved.encoding:.0f} s, and kept.")
+            printer.print(f"{solved.name}: {count_of(solved.encoded, 'image')} encoded in {solved.encoding:.0f} s, and kept.")
     printer.print(f"* {answer.reason}")
     for note in answer.notes:
         printer.print(f"Note: {note}")
