@@ -163,7 +163,9 @@ export class Grid {
         request.abort(); // it left the view before it arrived
         this.pages.delete(page);
       }
-    for (let page = from; page <= to; page++) if (!this.pages.has(page) && page * PAGE < this.total) void this.fetchPage(page);
+    const centre = Math.floor(this.range(0)[0] / PAGE); // what is in view is asked for first
+    const wanted = Array.from({ length: to - from + 1 }, (_, k) => from + k).sort((a, b) => Math.abs(a - centre) - Math.abs(b - centre));
+    for (const page of wanted) if (!this.pages.has(page) && page * PAGE < this.total) void this.fetchPage(page);
   }
 
   /** @param {number} page */
