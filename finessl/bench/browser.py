@@ -13,7 +13,7 @@ from finessl.errors import FinesslError
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 SIZE = {"width": 1280, "height": 800}
-PAUSE = 250  # milliseconds between two keys
+PAUSE, SETTLED = 250, 5000  # milliseconds between two keys; until the last labels are followed by all computations
 SHOWN = """async (selector) => {
   while (!document.querySelector(selector)?.naturalWidth) await new Promise(requestAnimationFrame);
   return performance.now();
@@ -96,6 +96,6 @@ def watch_page(address: str, origin: str, labels: int = 30, seconds: int = 10, r
         page.keyboard.press("0")
         page.locator("h1", has_text="All images").wait_for()
         page.evaluate(SHOWN, ".cell img")
-        page.wait_for_timeout(1000)
+        page.wait_for_timeout(SETTLED)
         scroll = page.evaluate(SCROLL, {"seconds": seconds, "rows": rows})
     return {"first_paint_ms": painted, "first_image_ms": first, "keys": keys, "scroll": scroll}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ from finessl.studio.session import Studio
 
 STATIC = Path(__file__).parent / "static"
 MOST_ITEMS, MOST_QUEUE, MOST_LABELS = 1000, 20, 100_000  # per request
+SWITCH = 0.001  # seconds that a thread which computes may hold up the one that answers requests
 TICK, HEARTBEAT = 0.25, 15.0  # seconds: between two looks for changes; between two signs of life
 FOREVER = "private, max-age=31536000, immutable"
 Handler = Callable[[Studio, Any], Any]
@@ -287,6 +289,7 @@ def serve(studio: Studio, access: Access, listener: socket.socket) -> None:
         import uvicorn
     except ImportError as error:
         raise FinesslError("finessl studio needs uvicorn: pip install 'finessl[studio]'.") from error
+    sys.setswitchinterval(SWITCH)
     server = Server(studio, access)
     config = uvicorn.Config(
         server.app(), log_level="warning", access_log=False, timeout_keep_alive=30, timeout_graceful_shutdown=1
