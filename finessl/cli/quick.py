@@ -117,7 +117,9 @@ def show(answer: Any, out: Path | None) -> None:
     printer.print(shown)
     for solved in answer.solved:
         if solved.encoded:
-            printer.print(f"{solved.name}: {count_of(solved.encoded, 'image')} encoded in {solved.encoding:.0f} s, and kept.")
+            printer.print(
+                f"{solved.name}: {count_of(solved.encoded, 'image')} encoded in {solved.encoding:.0f} s, and kept."
+            )
     printer.print(f"* {answer.reason}")
     for note in answer.notes:
         printer.print(f"Note: {note}")
