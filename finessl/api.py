@@ -35,13 +35,12 @@ def make_recipe(
     *,
     plugins: Sequence[str] = (),
     check: bool = True,
-    source: bool = False,
 ) -> Recipe:
-    """A recipe file, then short names (None leaves a field as it is), then dotted names.
+    """A recipe file, then fields by their short names (None leaves a field as it is), then more by dotted name.
 
-    plugins: files or modules to import first.   check: all names and options.   source: also that the data is there.
+    plugins: files or modules to import first.   check: all names and options.
     """
-    return Recipe.read(recipe, dotted(fields, more, plugins=plugins), check=check, source=source)
+    return Recipe.read(recipe, dotted(fields, more, plugins=plugins), check=check)
 
 
 def dotted(

@@ -8,8 +8,9 @@ import pytest
 from pydantic import Field
 
 from finessl.errors import FinesslError
+from finessl.recipe.catalog import REGISTRIES, registry
 from finessl.registry import Registry
-from finessl.registry.options import Count, Probability, check_options, describe
+from finessl.registry.options import Count, Probability, argument_help, check_options, describe, options_of
 
 
 class Thing:
@@ -101,3 +102,28 @@ def test_all_mistakes_are_named_at_once() -> None:
 def test_options_are_described() -> None:
     assert describe(Thing, "rate") == "rate = 0.5  (a number between 0 and 1)"
     assert describe(Thing, "top") == "top = none  (an integer between 1 and 1,000,000 or none)"
+
+
+def test_the_meaning_of_arguments_is_read_from_the_docstring() -> None:
+    class Base:
+        """size: of it,
+        in pixels.   rate, share: between 0 and 1.
+
+        Note: no argument. A rate: is not one either.
+        """
+
+    class Derived(Base):
+        """share: another one."""
+
+    base = {"size": "of it, in pixels", "rate": "between 0 and 1", "share": "between 0 and 1"}
+    assert argument_help(Base).items() >= base.items()
+    assert argument_help(Derived) == argument_help(Base) | {"share": "another one"}
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_every_option_says_what_it_means(kind: str) -> None:
+    for name in registry(kind).names():
+        target = registry(kind)[name]
+        lacking = set(options_of(target)) - set(argument_help(target))
+        assert not lacking, f"{kind}: the docstring of {name} has no line for {', '.join(sorted(lacking))}"
+        assert all(": " in describe(target, option) for option in options_of(target))

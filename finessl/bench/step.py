@@ -90,22 +90,9 @@ def bench_step(
     training = accelerate(plain, compile=compile, steps=recipe.train.steps)
     prefetcher = Prefetcher(experiment.loader(Processes(), DTYPES[precision]), 10**6)
 
-    synchronize(device)
-    started = time.perf_counter()
     warmup = 8 if device.type == "cuda" else 1  # eager steps come before the capture
-    for step in range(warmup):
-        training(step, prefetcher.get(step))
-        prefetcher.prepare(step + 1)
-    synchronize(device)
-    first = time.perf_counter() - started
-
-    started = time.perf_counter()
-    for step in range(warmup, warmup + repeats):
-        training(step, prefetcher.get(step))
-        prefetcher.prepare(step + 1)
-    synchronize(device)
-    whole = 1000 * (time.perf_counter() - started) / repeats
-
+    first = run_steps(training, prefetcher, range(warmup), device)
+    whole = 1000 * run_steps(training, prefetcher, range(warmup, warmup + repeats), device) / repeats
     kinds: dict[str, dict[str, float]] = {}
     if profile:
         views, loader = prefetcher.get(warmup + repeats), prefetcher.loader
@@ -141,6 +128,17 @@ def bench_step(
             },
         },
     )
+
+
+def run_steps(training: Any, prefetcher: Prefetcher, steps: range, device: torch.device) -> float:
+    """Seconds of these steps in the pipelined loop."""
+    synchronize(device)
+    started = time.perf_counter()
+    for step in steps:
+        training(step, prefetcher.get(step))
+        prefetcher.prepare(step + 1)
+    synchronize(device)
+    return time.perf_counter() - started
 
 
 def time_parts(

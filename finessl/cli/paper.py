@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from finessl.cli import app
 from finessl.cli.grid import Format, engine_options, note, report
 from finessl.cli.options import Plugins, Set, Text, Texts
+
+if TYPE_CHECKING:
+    from finessl.sweeps.paper.grid import Grid
 
 Only = Annotated[Texts, typer.Option(help="Parts of the table: cifar100,N4,finessl …", show_default=False)]
 
@@ -45,11 +48,10 @@ def paper(
     from finessl.recipe import parse_setting
     from finessl.recipe.catalog import registry
     from finessl.sweeps.compare import axis_values
-    from finessl.sweeps.engines import run_cells
     from finessl.sweeps.paper import contents
-    from finessl.sweeps.paper import report as reports
     from finessl.sweeps.paper.grid import make_grid, read_scale
     from finessl.sweeps.paper.needs import Places, named_places
+    from finessl.sweeps.paper.report import overview
     from finessl.sweeps.table import check_format, show
 
     check_format(format_)
@@ -63,21 +65,28 @@ def paper(
     if table is None and only:
         raise FinesslError("--only takes parts of one table: finessl paper TABLE --only …")
     if table is None and not show_only:
-        show(reports.overview(places), format_)
+        show(overview(places), format_)
         return
     for name in contents.table_names() if table is None else [table]:
         grid = make_grid(
             contents.read_table(name), out, only=axis_values(",".join(only or [])), seeds=seeds, scale=read_scale(scale),
             changes=changes, places=places, train=not show_only,
         )  # fmt: skip
-        failed: dict[str, str] = {}
-        if dry_run:
-            for cell in grid.cells:
-                print(f"{'finished' if cell.run.finished() else f'{cell.recipe.train.steps:,} steps'}: {cell.run.path}")
-        elif not show_only:
-            failed = run_cells(grid.cells, **how, log=note)
-        if how["engine"] != "print":
-            show(reports.tabulate(grid), format_)
-        report(failed, len(grid.cells))
+        run_grid(grid, how, format_, trains=not show_only and not dry_run, lists=dry_run)
         if table and not grid.cells and grid.missing() and not show_only and not dry_run:
             raise FinesslError(f"nothing of {name} could be run. Lacking: {'; '.join(grid.missing())}")
+
+
+def run_grid(grid: Grid, how: dict[str, Any], format_: str, *, trains: bool, lists: bool) -> None:
+    """Train the cells, or list them, and print the table."""
+    from finessl.sweeps.engines import run_cells
+    from finessl.sweeps.paper.report import tabulate
+    from finessl.sweeps.table import show
+
+    if lists:
+        for cell in grid.cells:
+            print(f"{'finished' if cell.run.finished() else f'{cell.recipe.train.steps:,} steps'}: {cell.run.path}")
+    failed = run_cells(grid.cells, **how, log=note) if trains else {}
+    if how["engine"] != "print":
+        show(tabulate(grid), format_)
+    report(failed, len(grid.cells))

@@ -104,6 +104,8 @@ def show_summary(folder: Path, meta: dict[str, Any], frozen: Any = None) -> None
 
     from rich.table import Table
 
+    from finessl.methods import METHODS
+    from finessl.runs.directory import RunDirectory
     from finessl.runtime.terminal import console
 
     table = Table(title=str(folder), show_header=False, title_justify="left")
@@ -113,7 +115,11 @@ def show_summary(folder: Path, meta: dict[str, Any], frozen: Any = None) -> None
             table.add_row("frozen features alone", f"{before:.2%} of them (finessl quick)")
     if meta.get("pseudo_accuracy") is not None:
         table.add_row("pseudo-label accuracy", f"{meta['pseudo_accuracy']:.2%} (last epoch)")
-    table.add_row("used with / without label", f"{meta['labeled']:,} / {meta['unlabeled']:,} images")
+    method = RunDirectory(folder).recipe().method.name
+    if method in METHODS and not METHODS[method].uses_unlabeled():
+        table.add_row("used", f"{meta['labeled']:,} labeled images")
+    else:
+        table.add_row("used with / without label", f"{meta['labeled']:,} / {meta['unlabeled']:,} images")
     table.add_row("trained parameters", f"{meta['trained_parameters']:,} of {meta['parameters']:,}")
     table.add_row("time", f"{meta['seconds']:,.0f} s on {meta['device']}")
     table.add_row("use it", f"finessl predict {shlex.quote(str(folder))} IMAGES…")

@@ -17,7 +17,7 @@ from torch import Tensor
 from finessl.data.pixel_ops import upload
 from finessl.data.pixel_store import PixelStore
 from finessl.data.sampler import LABELED, UNLABELED, VIEWS, Sampler, generator
-from finessl.data.views import Draws, normalise, take
+from finessl.data.views import Draws, View, normalise, take
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Loader:
         labeled: np.ndarray,  # positions in the store
         unlabeled: np.ndarray,
         *,
-        weak_view: Any,
-        strong_view: Any,
+        weak_view: View,
+        strong_view: View,
         mean: tuple[float, ...],
         std: tuple[float, ...],
         batch_size: int,

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from finessl.data import pixel_ops as ops
 from finessl.data.pixel_ops import upload
-from finessl.data.views import Draws
+from finessl.data.views import Draws, View
 from finessl.registry.options import Probability
 
 Operations = Annotated[int, Field(ge=0, le=100)]
@@ -58,13 +58,13 @@ TRANSLATIONS = per_operation(dict.fromkeys(("translate_x", "translate_y"), 1)) >
 GEOMETRIC = per_operation(dict.fromkeys(OPERATIONS[ID["rotate"] : ID["saturation"]], 1)) > 0
 
 
-class RandAugment:
+class RandAugment(View):
     """The released code's form: random operations, then a cutout.
 
     size: side of the images, pixels.   ops: operations per image, sampled with replacement.   magnitude: levels are uniform
-    in 1 … magnitude-1.   probability: of each operation.   cutout: side of the square in pixels, or as a fraction of `size`
-    (the paper's 16 pixels at 224); 0: none. As Pillow draws it, the square includes its last row and column; at the top and
-    left it is shifted inside the image.
+    in 1 … magnitude-1.   probability: that an operation is applied.   cutout: side of the square in pixels, or as a
+    fraction of `size` (the paper's 16 pixels at 224); 0: none. As Pillow draws it, the square includes its last row and
+    column; at the top and left it is shifted inside the image.
     """
 
     # Parameter at level 10, and what is added to it (values of `WHOLE` operations are rounded down first).
@@ -86,12 +86,13 @@ class RandAugment:
         probability: Probability = 0.5,
         cutout: Pixels | Probability = 16 / 224,
     ) -> None:
-        self.size, self.ops, self.magnitude, self.probability = size, ops, magnitude, probability
+        super().__init__(size)
+        self.ops, self.magnitude, self.probability = ops, magnitude, probability
         self.cutout = cutout if isinstance(cutout, int) else round(cutout * size)
 
-    def draw(self, rng: np.random.Generator, n: int) -> Draws:
+    def draw(self, rng: np.random.Generator, images: int) -> Draws:
         """Operations and parameters [n, ops], in Pillow's units, and cutout rectangles [n, 4]."""
-        shape = (n, self.ops)
+        n, shape = images, (images, self.ops)
         operation = rng.integers(0, len(OPERATIONS), shape)
         level = rng.integers(1, self.magnitude, shape)
         applied = rng.random(shape) < self.probability
@@ -144,12 +145,12 @@ class UniformRandAugment(RandAugment):
         super().__init__(size, ops=ops)
         self.max_cutout = cutout * size  # pixels
 
-    def draw(self, rng: np.random.Generator, n: int) -> Draws:
-        operation = rng.integers(0, len(OPERATIONS), (n, self.ops))
+    def draw(self, rng: np.random.Generator, images: int) -> Draws:
+        operation = rng.integers(0, len(OPERATIONS), (images, self.ops))
         low, high = self.LOW[operation], self.HIGH[operation]
-        value = low + (high - low) * rng.random((n, self.ops))
+        value = low + (high - low) * rng.random((images, self.ops))
         value = np.where(TRANSLATIONS[operation], value * self.size, value)
-        box = self.box(rng.random((n, 2)) * self.size, rng.random((n, 1)) * self.max_cutout)
+        box = self.box(rng.random((images, 2)) * self.size, rng.random((images, 1)) * self.max_cutout)
         return {"operation": operation, "value": value, "box": box}
 
 

@@ -28,26 +28,28 @@ def given(dataset: Dataset, draw: Draw) -> Parts:
 
 
 def per_class(dataset: Dataset, draw: Draw, *, labels_per_class: Count | None = None) -> Parts:
-    """labels_per_class random images of each class are labeled; all images are unlabeled."""
+    """Random images of each class are labeled; all images are unlabeled.   labels_per_class: labels kept per class."""
     wanted = np.full(len(dataset.classes), at_least_one(dataset, labels_per_class))
     return Parts(first_of_each(draw.shuffled, draw.enough(wanted)), everything(dataset))
 
 
 def first_n(dataset: Dataset, draw: Draw, *, labels_per_class: Count | None = None) -> Parts:
-    """The first images of each class in the order of the data, as in the released code: equal for all seeds."""
+    """The first images of each class in the order of the data, as in the released code: equal for all seeds.
+    labels_per_class: labels kept per class."""
     wanted = np.full(len(dataset.classes), at_least_one(dataset, labels_per_class))
     return Parts(first_of_each(draw.members, draw.enough(wanted)), everything(dataset))
 
 
 def fraction(dataset: Dataset, draw: Draw, *, fraction: Annotated[float, Field(gt=0, le=1)] = 0.01) -> Parts:
-    """A share of each class's images, rounded, at least one, is labeled; all images are unlabeled."""
+    """A share of each class's images, rounded, at least one, is labeled; all images are unlabeled.   fraction: that share."""
     have = np.array([len(draw.members(label)) for label in range(len(dataset.classes))])
     wanted = np.maximum(np.floor(fraction * have + 0.5).astype(int), 1)
     return Parts(first_of_each(draw.shuffled, draw.enough(wanted)), everything(dataset))
 
 
 def listed(dataset: Dataset, draw: Draw, *, file: str = "") -> Parts:
-    """The images that a text file lists, one per line, by path or the end of it; all images are unlabeled."""
+    """The images that a text file lists are labeled; all images are unlabeled.   file: its path; it holds one image per
+    line, by path or the end of it."""
     try:
         lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -87,8 +89,9 @@ def long_tailed(
 ) -> Parts:
     """N_k = N₁·ρ^(−(k−1)/(C−1)) labeled and M_k unlabeled images of class k = 1 … C, disjoint.
 
-    labeled_max, unlabeled_max: N₁ and M₁.   ratio, unlabeled_ratio: ρ of each (default: one for both).
-    unlabeled: M_k decreases as N_k does, in the reverse order, or is M₁ for all.   order: "first" as in the released code.
+    labeled_max, unlabeled_max: N₁ and M₁, images of the largest class.   ratio, unlabeled_ratio: ρ of each (default: one
+    for both).   unlabeled: M_k decreases as N_k does, in the reverse order, or is M₁ for all.   order: "first": as in the
+    data, like the released code.
     """
     classes = len(dataset.classes)
     labels = tail(labeled_max, ratio, classes)
@@ -114,9 +117,10 @@ def open_set(
     novel: Annotated[float, Field(ge=0, lt=1)] = 0.5,
     seen: Literal["first", "random"] = "first",
 ) -> Parts:
-    """A share `novel` of the classes is never labeled and never tested; its images are unlabeled.
+    """Some of the classes are never labeled and never tested; their images are unlabeled.
 
-    seen: which classes are seen; the first ones, as in ORCA (Cao et al. 2022), whose protocol the paper follows.
+    labels_per_class: labels kept per class.   novel: share of these classes.   seen: which classes are
+    labeled; the first ones, as in ORCA (Cao et al. 2022), whose protocol the paper follows.
     """
     classes = len(dataset.classes)
     count = classes - round(novel * classes)

@@ -60,7 +60,7 @@ STRONG = Registry(
 )
 
 
-def create_view(registry: Registry, choice: Choice, size: int) -> Any:
+def create_view(registry: Registry, choice: Choice, size: int) -> View:
     """A view.   registry: WEAK or STRONG.   choice: name and options.   size: side of the model's input, pixels."""
     view = registry[choice.name]
     return view(size, **check_options(registry.kind, choice.name, view, choice.options))
@@ -92,18 +92,39 @@ def evaluation_view(pixels: Tensor, sizes: np.ndarray, size: int) -> Tensor:
     return ops.resample(pixels, rows, columns)
 
 
-class WeakView:
+class View:
+    """The interface of views. Options are keyword-only arguments of __init__.   size: side of the result, pixels."""
+
+    resized: int = 0  # of a weak view: shorter side, in pixels, that images should be stored at; 0: the usual one
+
+    def __init__(self, size: int = 224) -> None:
+        self.size = size
+
+    def draw(self, rng: np.random.Generator, images: Any) -> Draws:
+        """All random numbers of a batch, on the host.   images: of a weak view, heights and widths [n, 2] of the stored images;
+        of a strong view, their number n."""
+        return {}
+
+    def apply(self, images: Tensor, draws: Draws) -> Tensor:
+        """uint8 [n, 3, size, size] of the stored pixels [n, H, W, 3] (a weak view) or of weak views (a strong one).
+        draws: what `draw` returned."""
+        return images
+
+
+class WeakView(View):
     """Resize, reflection padding, random crop, random horizontal flip.
 
     size: side of the crop, pixels.   resize: shorter side after resizing, in multiples of `size`.   padding: width of the
-    reflected border, in multiples of `size`.   flip: flip half of the images. Defaults are the paper's 256, 28 and 224
-    pixels. Images stored at the resized size are only cropped.
+    reflected border, in multiples of `size`.   flip: flip half of the images.
+
+    Defaults are the paper's 256, 28 and 224 pixels. Images stored at the resized size are only cropped.
     """
 
     def __init__(
         self, size: int = 224, *, resize: Size = 256 / 224, padding: Share = 28 / 224, flip: bool = True
     ) -> None:
-        self.size, self.flip = size, flip
+        super().__init__(size)
+        self.flip = flip
         self.resized, self.padding = round(resize * size), round(padding * size)
         if self.resized < 1 or self.resized + 2 * self.padding < size:
             raise FinesslError(
@@ -117,21 +138,21 @@ class WeakView:
         shorter = sizes.min(1, keepdims=True)
         return np.where(sizes == shorter, self.resized, (self.resized * sizes / shorter).astype(np.int64))
 
-    def draw(self, rng: np.random.Generator, sizes: np.ndarray) -> Draws:
-        """Random crops and flips for stored images of these heights and widths [n, 2]."""
-        frame = self.frame(sizes)
+    def draw(self, rng: np.random.Generator, images: np.ndarray) -> Draws:
+        """Random crops and flips."""
+        frame = self.frame(images)
         room = frame + 2 * self.padding - self.size
         corner = rng.integers(0, room + 1) - self.padding  # top, left within the resized frame
         flip = rng.random(len(frame)) < 0.5
-        return {"sizes": np.asarray(sizes, dtype=np.int64), "frame": frame, "corner": corner, "flip": flip & self.flip}
+        return {"sizes": np.asarray(images, dtype=np.int64), "frame": frame, "corner": corner, "flip": flip & self.flip}
 
-    def apply(self, pixels: Tensor, draws: Draws) -> Tensor:
+    def apply(self, images: Tensor, draws: Draws) -> Tensor:
         """uint8 [n, H, W, 3], each image in the upper left corner → uint8 [n, 3, size, size]."""
-        steps = np.broadcast_to(np.arange(self.size), (len(pixels), 2, self.size)).copy()
+        steps = np.broadcast_to(np.arange(self.size), (len(images), 2, self.size)).copy()
         steps[draws["flip"], 1] = steps[draws["flip"], 1, ::-1]
         position = ops.reflect(draws["corner"][:, :, None] + steps, draws["frame"][:, :, None])
         rows, columns = (Axis(position[:, i], draws["frame"][:, i], draws["sizes"][:, i]) for i in (0, 1))
-        return ops.resample(pixels, rows, columns)
+        return ops.resample(images, rows, columns)
 
 
 class CentreView(WeakView):
@@ -140,19 +161,10 @@ class CentreView(WeakView):
     def __init__(self, size: int = 224) -> None:
         super().__init__(size, resize=1.0, padding=0.0, flip=False)
 
-    def draw(self, rng: np.random.Generator, sizes: np.ndarray) -> Draws:
-        draws = super().draw(rng, sizes)
+    def draw(self, rng: np.random.Generator, images: np.ndarray) -> Draws:
+        draws = super().draw(rng, images)
         return draws | {"corner": np.rint((draws["frame"] - self.size) / 2).astype(np.int64)}
 
 
-class Unchanged:
+class Unchanged(View):
     """No distortion: the strong view is another weak view."""
-
-    def __init__(self, size: int = 224) -> None:
-        self.size = size
-
-    def draw(self, rng: np.random.Generator, n: int) -> Draws:
-        return {}
-
-    def apply(self, images: Tensor, draws: Draws) -> Tensor:
-        return images

@@ -86,6 +86,11 @@ class Method(nn.Module):
         """The same options in one spelling: equal for all options that give the same method."""
         return dict(options)
 
+    @classmethod
+    def uses_unlabeled(cls) -> bool:
+        """Whether unlabeled images take part in training."""
+        return cls.weak is not None or cls.strong
+
     def before_step(self, step: int) -> None:
         """The schedule (ramps, resets per epoch), called on the host before each 0-based step. Write values into buffers:
         a CUDA graph reads buffers, but keeps Python numbers as they were at capture."""

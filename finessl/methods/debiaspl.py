@@ -22,6 +22,9 @@ from finessl.registry.options import Probability, Weight
 
 
 class DebiasPL(Method):
+    """threshold: least debiased confidence of a pseudo-label that is used.   debias: τ, its strength.
+    momentum: m of the mean prediction.   unlabeled_weight: λ_u of the unlabeled loss."""
+
     def __init__(
         self,
         task: Task,

@@ -80,6 +80,14 @@ def resolve(options: Mapping[str, Any]) -> Switches:
 
 
 class FineSSL(Method):
+    """form: the released code's loss or the paper's, which sets the switches.   alpha: α, largest margin.   gamma: γ, weight of
+    the unlabeled loss.   smoothing: λ of the auxiliary targets.   pace_threshold: ζ, least confidence that counts for σ.
+    margin_shape: form of Δ.   pace_reset: when σ is cleared.   pace_update: σ counts this batch before or after its margins.
+    pace_forget: σ loses an image that is no longer confident.   pace_empty: margin while nothing is selected.
+    aux_threshold: least confidence of a target of the auxiliary head.   aux_reduction: images of its mean.
+    aux_margin: its loss has the margin.   smoothing_form: classes that share λ, all others or all.
+    min_weight: smaller weights are dropped.   without: parts to take away."""
+
     def __init__(
         self,
         task: Task,

@@ -14,6 +14,8 @@ from finessl.registry.options import Probability, Weight
 
 
 class FixMatch(Method):
+    """threshold: τ, least confidence of a pseudo-label that is used.   unlabeled_weight: λ_u of the unlabeled loss."""
+
     def __init__(self, task: Task, *, threshold: Probability = 0.7, unlabeled_weight: Weight = 1.0) -> None:
         super().__init__(task)
         self.threshold = threshold

@@ -19,6 +19,9 @@ from finessl.registry.options import Probability, Weight
 
 
 class FlexMatch(Method):
+    """threshold: τ, the largest class threshold.   unlabeled_weight: λ_u of the unlabeled loss.
+    warmup: count the images that were never selected in the maximum, as in USB."""
+
     def __init__(
         self, task: Task, *, threshold: Probability = 0.7, unlabeled_weight: Weight = 1.0, warmup: bool = False
     ) -> None:

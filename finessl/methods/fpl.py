@@ -8,6 +8,8 @@ from finessl.registry.options import Count, Probability
 
 
 class FPL(SelfTraining):
+    """shots: pseudo-labels per class."""
+
     def __init__(
         self, task: Task, *, shots: Count = 16, warmup: Probability = 0.1, balance: Balance = "pseudo/labeled"
     ) -> None:

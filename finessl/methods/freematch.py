@@ -21,6 +21,9 @@ from finessl.registry.options import Probability, Weight
 
 
 class FreeMatch(Method):
+    """momentum: m of the averages.   unlabeled_weight: λ_u of the unlabeled loss.   entropy_weight: λ_f of the fairness
+    loss."""
+
     def __init__(
         self,
         task: Task,

@@ -9,6 +9,8 @@ from finessl.registry.options import Count, Probability
 
 
 class IFPL(SelfTraining):
+    """shots: pseudo-labels per class."""
+
     def __init__(
         self,
         task: Task,

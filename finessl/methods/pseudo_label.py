@@ -17,6 +17,9 @@ from finessl.registry.options import Probability, Weight
 
 
 class PseudoLabel(Method):
+    """threshold: τ, least confidence of a pseudo-label that is used.   unlabeled_weight: λ_u of the unlabeled loss.
+    warmup: ρ, share of the steps over which the unlabeled loss grows to its weight."""
+
     weak = "grad"
     strong = False
     ramp: Tensor

@@ -30,6 +30,9 @@ Balance = Literal["pseudo/labeled", "labeled/pseudo", "none"]
 
 
 class SelfTraining(Method):
+    """iterations: rounds of teacher and student.   warmup: share of the steps on labeled images only.   balance: b, the
+    weight of the labeled loss, as a quotient of the numbers of images."""
+
     weak = "grad"
     strong = False
     labeled_in_unlabeled = False  # the authors remove labeled images from the unlabeled set

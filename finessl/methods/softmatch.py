@@ -19,6 +19,9 @@ from finessl.registry.options import Probability, Weight
 
 
 class SoftMatch(Method):
+    """momentum: m of the averages.   n_sigma: n, by which the Gaussian is narrower than σ.   align: uniform alignment.
+    unlabeled_weight: λ_u of the unlabeled loss."""
+
     def __init__(
         self,
         task: Task,

@@ -64,7 +64,7 @@ class Head(nn.Module):
 class CosineHead(Head):
     """s · (f / ‖f‖) · (w / ‖w‖)ᵀ, without bias.
 
-    scale: initial s (the parameter is s itself, not its logarithm).   learn_scale: train it.
+    scale: initial s (the parameter is s itself, not its logarithm).   learn_scale: train s.
     """
 
     def __init__(self, dim: int, classes: int, *, scale: Scale = 1 / 0.07, learn_scale: bool = True) -> None:
@@ -89,7 +89,7 @@ class CosineHead(Head):
 
 
 class ProjectedHead(CosineHead):
-    """The cosine head on f · P, for a projection P [dim, width]."""
+    """The cosine head on f · P, for a projection P [dim, width].   width: columns of P."""
 
     def __init__(
         self, dim: int, classes: int, *, width: Count = 512, scale: Scale = 1 / 0.07, learn_scale: bool = True

@@ -124,14 +124,18 @@ class Network(nn.Module):
     def parameter_groups(
         self, *, lr: float, weight_decay: float, backbone_lr: float | None = None
     ) -> list[dict[str, Any]]:
-        """Optimizer groups "backbone" and "heads"; an empty group is left out.   backbone_lr: None: as `lr`."""
-        sides: dict[str, list[nn.Parameter]] = {"backbone": [], "heads": []}
-        for name, parameter in self.trained().items():
-            sides["backbone" if name.startswith("encoder.") else "heads"].append(parameter)
+        """Optimizer groups "backbone" and "heads"; an empty group is left out. The encoder's `no_weight_decay` parameters
+        have a group of their own.   backbone_lr: None: as `lr`."""
         rates = {"backbone": lr if backbone_lr is None else backbone_lr, "heads": lr}
+        groups: dict[tuple[str, bool], list[nn.Parameter]] = {
+            (side, decays): [] for side in rates for decays in (True, False)
+        }
+        for name, parameter in self.trained().items():
+            side = "backbone" if name.startswith("encoder.") else "heads"
+            groups[side, name.removeprefix("encoder.") not in self.encoder.no_weight_decay].append(parameter)
         return [
-            {"name": side, "params": parameters, "lr": rates[side], "weight_decay": weight_decay}
-            for side, parameters in sides.items()
+            {"name": side, "params": parameters, "lr": rates[side], "weight_decay": weight_decay if decays else 0.0}
+            for (side, decays), parameters in groups.items()
             if parameters
         ]
 

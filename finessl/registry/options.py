@@ -4,12 +4,15 @@ A declaration is a pydantic model (the sections of a recipe) or the keyword-only
 options of a method, a tuning strategy, a view …). Type, range and default are written once, there:
 
     def __init__(self, task: Task, *, threshold: Probability = 0.7, layers: Count | None = None) -> None: ...
+
+What an option means is in the docstring of the class or function: "threshold: least confidence that counts." (`argument_help`).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 import types
 import typing
 import warnings
@@ -236,7 +239,22 @@ def limits(metadata: Any) -> str:
 
 
 def describe(target: Callable[..., Any], option: str) -> str:
-    """'threshold = 0.7  (a number between 0 and 1)'."""
+    """'threshold = 0.7  (a number between 0 and 1): least confidence of a pseudo-label that is used'."""
     info = options_model(target).model_fields[option]
     default = "none" if info.default is None else plain(info.default)
-    return f"{option} = {default!r}  ({expected(info.annotation, info.metadata)})".replace("'none'", "none")
+    text = f"{option} = {default!r}  ({expected(info.annotation, info.metadata)})".replace("'none'", "none")
+    meaning = argument_help(target).get(option, "")
+    return f"{text}: {meaning}" if meaning else text
+
+
+def argument_help(target: Callable[..., Any]) -> dict[str, str]:
+    """Argument → its meaning, from the entries "name: meaning.   one, other: meaning." of the docstring. An entry begins a line
+    or follows three spaces, and ends with its paragraph. A class has the entries of its bases, too."""
+    owners = target.__mro__[::-1] if inspect.isclass(target) else [target]
+    found: dict[str, str] = {}
+    for text in (inspect.cleandoc(owner.__doc__ or "") for owner in owners if owner is not object):
+        for paragraph in text.split("\n\n"):
+            _, *entries = re.split(r"(?:^|(?<=   ))(\w+(?:, \w+)*): ", paragraph, flags=re.M)
+            for names, meaning in zip(entries[::2], entries[1::2], strict=True):
+                found |= dict.fromkeys(names.split(", "), " ".join(meaning.split()).removesuffix("."))
+    return found

@@ -205,7 +205,7 @@ def prepare(
     )
     weights_sha256, size = backbone.sha256(), backbone.image_size
     weak_view = create_view(WEAK, data.weak, size)
-    shorter = max(round(size * RESIZE), getattr(weak_view, "resized", 0))
+    shorter = max(round(size * RESIZE), weak_view.resized)
     store = read_pixels(dataset, "train", cache_dir, progress, shorter=shorter)
     split = make_or_load_split(recipe, dataset, run, writes)
     test_store = None if dataset.test is None else read_pixels(dataset, "test", cache_dir, progress, square=size)

@@ -19,7 +19,7 @@ from finessl.data.loader import Loader, Views
 from finessl.data.pixel_ops import upload
 from finessl.data.pixel_store import free_memory
 from finessl.data.sampler import CACHE, generator
-from finessl.data.views import Draws
+from finessl.data.views import Draws, View
 from finessl.errors import FinesslError
 from finessl.models.forward import forward_pixels
 from finessl.models.network import Network
@@ -40,7 +40,7 @@ class CachedFeatures:
         return self.features[torch.from_numpy(self.row_of[positions]), torch.from_numpy(draws)]
 
 
-class CachedView:
+class CachedView(View):
     """Replaces a view: draws the index of a cached feature instead of augmentation parameters."""
 
     def __init__(self, draws: int) -> None:

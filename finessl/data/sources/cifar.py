@@ -57,10 +57,12 @@ ARCHIVES = {
 
 
 def open_cifar10(root: Path | None, *, download: bool = False, progress: Count = no_count) -> Dataset:
+    """download: fetch the archive if it is missing."""
     return open_cifar(CIFAR10, root, download, progress)
 
 
 def open_cifar100(root: Path | None, *, download: bool = False, progress: Count = no_count) -> Dataset:
+    """download: fetch the archive if it is missing."""
     return open_cifar(CIFAR100, root, download, progress)
 
 

@@ -40,7 +40,7 @@ def open_folder(
     progress: Count = no_count,
 ) -> Dataset:
     """labels: a table with the class of some images, in addition to labeled/ or labels.csv; all others are unlabeled.
-    path_column, label_column: its columns, if they are not called path and label."""
+    path_column, label_column: columns of the table, if they are not called path and label."""
     index = read_index(path, progress)
     images, tops = FileImages(index.root, index.paths), {folder.split("/")[0] for folder in index.folders}
     test = next((top for top in TESTS if top in tops and has_classes(index, top)), None)

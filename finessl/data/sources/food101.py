@@ -20,7 +20,8 @@ ARCHIVE = Archive("http://data.vision.ee.ethz.ch/cvl/food-101.tar.gz", "85eeb15f
 
 
 def open_food101(root: Path | None, *, download: bool = False, progress: Count = no_count) -> Dataset:
-    """root: holds food-101/ (or is it) with images/<class>/<number>.jpg and meta/{train,test,classes}.txt."""
+    """root: holds food-101/ (or is it) with images/<class>/<number>.jpg and meta/{train,test,classes}.txt.
+    download: fetch the archive if it is missing."""
     if root is None:
         raise FinesslError("food101 needs root: the folder that holds food-101/.")
     folder = next((f for f in (root / ARCHIVE.creates, root) if (f / "meta" / "train.txt").is_file()), None)

@@ -26,7 +26,7 @@ LABELS = ("label", "labels", "fine_label", "class", "target")  # names of a labe
 def open_huggingface(
     path: Path | str, *, image_column: str | None = None, label_column: str | None = None, revision: str | None = None
 ) -> Dataset:
-    """The columns are found by themselves where there is one image column and one label column."""
+    """image_column, label_column: the columns; found by themselves where there is one of each.   revision: on the hub."""
     parts = read_parts(path, revision)
     train_name = next(name for name in ("train", *parts) if name in parts)
     test_name = next((name for name in TESTS if name in parts and name != train_name), None)

@@ -40,8 +40,8 @@ class Branch(nn.Module):
 
 @dataclass(kw_only=True, eq=False)
 class AdaptFormer(Tuning):
-    """dim: width of the bottleneck.   scale: s.   norm: "in" for a LayerNorm in the branch, as in the released code; "none" as
-    in the original.   dropout: probability.   layers: last blocks that get a branch; None: all."""
+    """dim: width of the bottleneck.   scale: s, factor of the branch.   norm: "in" for a LayerNorm in the branch, as in the
+    released code; "none" as in the original.   dropout: its probability.   layers: last blocks that get a branch; None: all."""
 
     name = "adaptformer"
 

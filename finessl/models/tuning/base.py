@@ -16,7 +16,8 @@ from finessl.runtime.fp8 import restore_linears
 
 
 class Tuning:
-    """A strategy implements `insert`. Its options are keyword-only arguments of __init__."""
+    """A strategy implements `insert`. Its options are keyword-only arguments of __init__, or fields of a keyword-only
+    dataclass."""
 
     name: str
     unchanged: bool = True  # the encoder computes the same function right after `apply`
@@ -31,7 +32,8 @@ class Tuning:
         encoder.train(encoder.training)
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
-        """Insert modules into the frozen encoder, or unfreeze parameters of it."""
+        """Insert modules into the frozen encoder, or unfreeze parameters of it. Names that are added to the encoder's
+        `no_weight_decay` train without weight decay.   generator: of initial values, on the CPU."""
         raise NotImplementedError
 
     def before_step(self, step: int, steps: int) -> None:

@@ -46,8 +46,8 @@ class LowRank(Wrapper):
 
 @dataclass(kw_only=True, eq=False)
 class LoRA(Tuning):
-    """rank: r.   alpha: α.   init: A is uniform in ±1/√rank ("released", the effect of the authors' code) or ±1/√dim
-    ("original").   layers: last blocks that are tuned; None: all."""
+    """rank: r.   alpha: α, the change is scaled by α/r.   init: A is uniform in ±1/√rank ("released", the effect of the
+    authors' code) or ±1/√dim ("original").   layers: last blocks that are tuned; None: all."""
 
     name = "lora"
     mergeable = True

@@ -14,7 +14,7 @@ from finessl.registry.options import Probability
 
 @dataclass(kw_only=True, eq=False)
 class ProbeThenFull(Full):
-    """probe: share of the steps of linear probing.   Other options: see `Full`."""
+    """probe: share of the steps of linear probing."""
 
     name = "lp-ft"
 

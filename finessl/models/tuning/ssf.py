@@ -60,7 +60,8 @@ class ScaleShifted(Wrapper):
 
 @dataclass(kw_only=True, eq=False)
 class ScaleShift(Tuning):
-    """positions: see above.   deviation: standard deviation of the initial γ and β."""
+    """positions: "released": linear layers of the blocks; "all": norms and patch projection, too.   deviation: standard
+    deviation of the initial γ and β."""
 
     name = "ssf"
     unchanged = False
