@@ -61,7 +61,8 @@ class Outcome:
 
     def __post_init__(self) -> None:
         self.label = self.label or self.recipe.method.name
-        self.meta = self.run.meta()
+        self.path, self.meta = self.run.path, self.run.meta()
+        self.finished = bool(self.meta.get("finished"))
         self.rows = self.run.metrics()
         self.split = self._split()
         self.test = self._predictions()
@@ -72,7 +73,7 @@ class Outcome:
             "features.npz", "features of the pretrained backbone", "labeled", "labels", "unlabeled",
             "labeled_features", "unlabeled_features",
         )  # fmt: skip
-        if not self.meta.get("finished"):
+        if not self.finished:
             where = f"step {self.step:,} of {self.recipe.train.steps:,}"
             self.missing.insert(
                 0, f"The run has stopped, or still runs, at {where}. Its command, run again, resumes it."
@@ -87,14 +88,6 @@ class Outcome:
             return None
 
     # ---- what it is -------------------------------------------------------------------------------------------------
-
-    @property
-    def path(self) -> Path:
-        return self.run.path
-
-    @property
-    def finished(self) -> bool:
-        return bool(self.meta.get("finished"))
 
     @property
     def step(self) -> int:

@@ -33,7 +33,7 @@ def bench_tunings(
 ) -> Iterator[TuningCost]:
     """One row per strategy, as soon as it is measured. Strategies that do not fit the backbone are logged and left out."""
     for name in names:
-        one = Recipe.from_tree({**recipe.tree(), "tuning": {"name": name}})
+        one = recipe.with_fields({"tuning.name": name})
         try:
             result = bench_step(one, device, repeats=repeats, source_size=source_size, compile=compile)
         except FinesslError as error:

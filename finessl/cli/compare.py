@@ -67,9 +67,9 @@ def compare(
     failed = run_cells(cells, **how, log=note)
     if how["engine"] == "print":
         return
-    table = grid.tabulate(
-        grid.summarise(cells), [name for name in names if name != "seed"], f"{data}: {count_seeds(len(axes['seed']))}"
-    )
+    seeds = len(axes["seed"])
+    over = f"mean ± deviation over {seeds} seeds" if seeds > 1 else "1 seed"
+    table = grid.tabulate(grid.summarise(cells), [name for name in names if name != "seed"], f"{data}: {over}")
     grid.save_summary(table, folder)
     show(table, format_)
     if methods and "supervised" not in axes["method.name"]:
@@ -98,7 +98,3 @@ def read_axes(methods: str | None, tunings: str | None, backbones: str | None, o
     if not axes:
         raise FinesslError("nothing to compare: give --methods, --tunings, --backbones or --axis.")
     return axes
-
-
-def count_seeds(seeds: int) -> str:
-    return f"mean ± deviation over {seeds} seeds" if seeds > 1 else "1 seed"

@@ -74,13 +74,13 @@ def option_group(parameter: str, options: Callable[[], list[inspect.Parameter]])
 
 def recipe_options(*names: str) -> Decorator:
     """Options of these short names, as the parameter `fields: Fields`; without names, all."""
-    return option_group("fields", lambda: [recipe_option(name) for name in names or all_names()])
 
+    def options() -> list[inspect.Parameter]:
+        from finessl.recipe.catalog import short_names
 
-def all_names() -> list[str]:
-    from finessl.recipe.catalog import short_names
+        return [recipe_option(name) for name in names or short_names()]
 
-    return list(short_names())
+    return option_group("fields", options)
 
 
 def expand(function: Callable[..., None]) -> Callable[..., None]:

@@ -28,7 +28,6 @@ def resume(
     A finished run is left as it is. The plug-ins that its recipe records are imported.
     """
     from finessl.cli.train import show_summary
-    from finessl.recipe import Recipe, override
     from finessl.runs.directory import RunDirectory
     from finessl.training.loop import Settings, train
     from finessl.training.quick import METHOD as QUICK
@@ -40,9 +39,7 @@ def resume(
         return
     moved = {"data.source": data, "data.root": root, "model.weights": weights}
     if given := {name: place for name, place in moved.items() if place is not None}:
-        tree = recipe.tree()
-        override(tree, given, "finessl resume")
-        recipe = Recipe.from_tree(tree, check=False)
+        recipe = recipe.with_fields(given, "finessl resume", check=False)
     meta = train(recipe, run, Settings(device=device, compile=compile_, quiet=quiet))
     if meta and not quiet:
         show_summary(run, meta)

@@ -18,6 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from finessl.data.dataset import count_of
 from finessl.data.folder_index import cache_folder
 from finessl.errors import FinesslError
 from finessl.runtime.files import read_json
@@ -58,12 +59,9 @@ def entries(cache_dir: Path | None = None) -> list[Entry]:
         for path in children(cache_folder() / kind):
             found.append(Entry(path, what, size_of(path), modified(path)))
     for path in children(cache_folder() / "features"):
-        found.append(Entry(path, f"features: {encoder_of(path)}", size_of(path), modified(path / "chunks.jsonl")))
+        backbone = read_entry(path / "encoder.json", "backbone") or "of an unknown backbone"
+        found.append(Entry(path, f"features: {backbone}", size_of(path), modified(path / "chunks.jsonl")))
     return sorted(found, key=lambda entry: -entry.used)
-
-
-def encoder_of(path: Path) -> str:
-    return read_entry(path / "encoder.json", "backbone") or "of an unknown backbone"
 
 
 def read_entry(path: Path, name: str) -> str | None:
@@ -133,13 +131,9 @@ def clear(cache_dir: Path | None = None) -> tuple[list[Entry], list[Entry]]:
     removed = [entry for entry in found if remove(entry.path)]
     for folder in {pixel_folder(cache_dir), *(entry.path.parent for entry in found)}:
         for lock in folder.glob("*.lock"):  # locks without an entry
-            if NAME.fullmatch(lock.stem) and not children_of(lock):
+            if NAME.fullmatch(lock.stem) and not any(lock.with_suffix(s).exists() for s in ("", ".part")):
                 remove(lock.with_suffix(""))
     return removed, [entry for entry in found if entry not in removed]
-
-
-def children_of(lock: Path) -> list[Path]:
-    return [path for path in (lock.with_suffix(""), lock.with_suffix(".part")) if path.exists()]
 
 
 def age(used: float) -> str:
@@ -147,6 +141,5 @@ def age(used: float) -> str:
     seconds = max(time.time() - used, 0)
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
-            count = int(seconds // length)
-            return f"{count:,} {unit}{'' if count == 1 else 's'}"
+            return count_of(int(seconds // length), unit)
     return "less than a minute"

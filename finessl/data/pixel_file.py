@@ -139,10 +139,8 @@ class PixelFile(PixelBuffer):
             (part / "failures.jsonl").touch()
             with open(part / "pixels.bin", "wb") as file:
                 file.truncate(needed)
-                if needed and hasattr(
-                    os, "posix_fallocate"
-                ):  # a full disk is an error here, not a crash in the mapping
-                    os.posix_fallocate(file.fileno(), 0, needed)
+                if needed and hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, needed)  # a full disk is an error here, not in the mapping
             (part / READY).touch()
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
@@ -191,14 +189,10 @@ def part_of(folder: Path) -> Path:
     return folder.with_suffix(".part")
 
 
-def lock_of(folder: Path) -> FileLock:
-    return FileLock(folder.with_suffix(".lock"))
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock of a build: a second process that builds the same store waits for the first."""
-    lock = lock_of(folder)
+    lock = FileLock(folder.with_suffix(".lock"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()

@@ -63,10 +63,6 @@ class PixelStore:
         return len(self.sizes)
 
     @property
-    def uniform(self) -> bool:
-        return self.array is not None
-
-    @property
     def nbytes(self) -> int:
         return int(self.flat.nbytes)
 

@@ -50,9 +50,7 @@ class Batch:
     """Labels and positions of one batch."""
 
     labels: Tensor  # [B] int64 class ids, or [B, C] soft targets
-    index: Tensor | None = (
-        None  # [m] int64 positions in the unlabeled set; repeated if the set is smaller than the batch
-    )
+    index: Tensor | None = None  # [m] int64 positions in the unlabeled set; repeated if it is smaller than the batch
 
 
 @dataclass
@@ -70,9 +68,7 @@ class Method(nn.Module):
 
     weak: Literal["no_grad", "grad"] | None = "no_grad"  # weak view: without gradient, with, or not needed
     strong: bool = True  # strong views are needed
-    aux: Literal["detached", "attached"] | None = (
-        None  # auxiliary head: its loss stops at the features or reaches the encoder
-    )
+    aux: Literal["detached", "attached"] | None = None  # auxiliary head: its loss stops at the features or passes them
     labeled_in_unlabeled: bool = True  # default of the recipe's field: labeled images are also in the unlabeled set
 
     def __init__(self, task: Task) -> None:

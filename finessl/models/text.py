@@ -122,9 +122,7 @@ class PromptedNames(nn.Module):
             )
         slot = named[:, self.start, None].expand(-1, length)  # any token but the end token
         tokens = torch.cat([named[:, : self.start], slot, named[:, self.start : room]], 1)
-        if (
-            getattr(model, "attn_mask", None) is not None
-        ):  # causal: tokens after the end of the longest text have no effect
+        if getattr(model, "attn_mask", None) is not None:  # causal: tokens after the longest text have no effect
             end = int((tokens != empty[0, -1]).any(0).nonzero()[-1]) + 1
             tokens = tokens[:, :end]
             model.positional_embedding = nn.Parameter(model.positional_embedding[:end].clone())

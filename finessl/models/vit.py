@@ -203,9 +203,8 @@ def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> T
         q = q.squeeze(2)
     if prompts is not None:
         prefix = project(attn.qkv, layer_norm(block.norm1, prompts), slice(width, None)).unflatten(-1, (2, *heads))
-        kv = torch.cat(
-            [kv, prefix.expand(x.shape[0], -1, -1, -1, -1)], dim=1
-        )  # not len(x): torch.export would make the batch size a constant
+        # x.shape[0], not len(x): torch.export would make the batch size a constant.
+        kv = torch.cat([kv, prefix.expand(x.shape[0], -1, -1, -1, -1)], dim=1)
     k, v = kv.unbind(2)
     q, k, v = attn.q_norm(q).to(v.dtype), attn.k_norm(k).to(v.dtype), v
     dropout = attn.attn_drop.p if attn.training else 0.0

@@ -151,8 +151,10 @@ def override(tree: dict[str, Any], overrides: Mapping[str, Any], origin: str = "
 
 
 def override_all(tree: dict[str, Any], overrides: Mapping[str, Any], origin: str = "--set") -> list[str]:
-    mistakes = []
-    for name, value in sorted(overrides.items(), key=lambda item: not names_something(item[0])):
+    mistakes, views = [], [f"data.{view}" for view in VIEWS]
+    for name, value in sorted(
+        overrides.items(), key=lambda item: not item[0].endswith(".name") and item[0] not in views
+    ):
         parts = name.split(".")
         if len(parts) == 1:
             changes = {name: value}
@@ -173,10 +175,6 @@ def override_all(tree: dict[str, Any], overrides: Mapping[str, Any], origin: str
     if overrides.get("split.labels_per_class") not in (None, *NONE) and tree["split"].get("name") == "auto":
         tree["split"]["name"] = "per-class"  # asked for: also where the data divides its images itself
     return mistakes
-
-
-def names_something(name: str) -> bool:
-    return name.endswith(".name") or name in {f"data.{view}" for view in VIEWS}
 
 
 def no_section(name: str, known: Collection[str]) -> str:

@@ -163,6 +163,14 @@ class Recipe(Options):
     def from_tree(cls, tree: Mapping[str, Any], *, check: bool = True, source: bool = False) -> Recipe:
         return cls._build(tree, [], check, source)
 
+    def with_fields(self, overrides: Mapping[str, Any], origin: str = "--set", *, check: bool = True) -> Recipe:
+        """The recipe with `overrides` by dotted name. A new name drops the old one's options, which others may then set.
+
+        origin: what error messages call an override.   check: as in `read`.
+        """
+        tree = self.tree()
+        return self._build(tree, override_all(tree, overrides, origin), check, False)
+
     @classmethod
     def restore(cls, file: Path) -> Recipe:
         """The recipe that a run directory keeps: its fields are checked, its names are not."""

@@ -63,6 +63,15 @@ def open_source(recipe: Recipe, progress: Progress = no_progress) -> Dataset:
     return hold_out(dataset, data.development) if data.development else dataset
 
 
+def open_backbone(recipe: Recipe) -> Backbone:
+    """The backbone that a recipe names, before tuning."""
+    model = recipe.model
+    return create_backbone(
+        model.backbone, weights=model.weights, image_size=recipe.data.image_size, pretrained=model.pretrained,
+        seed=recipe.seed,
+    )  # fmt: skip
+
+
 def statistics(recipe: Recipe, dataset: Dataset, store: PixelStore, backbone: Backbone) -> Statistics:
     """Mean and standard deviation that normalise the images: the backbone's, or the data's (published or measured)."""
     if recipe.data.statistics == "model":
@@ -120,9 +129,7 @@ def check_places(run: RunDirectory, recipe: Recipe, places: Sequence[str], datas
     if dataset is not None or any(name.startswith(("data.", "source.")) for name in places):
         changed += (dataset or open_source(recipe)).changes(meta.get("data_fingerprint", ""))
     if "model.weights" in places and meta.get("weights_sha256"):
-        model = recipe.model
-        backbone = create_backbone(model.backbone, weights=model.weights, image_size=recipe.data.image_size)
-        changed += ["the backbone's weights"] if backbone.sha256() != meta["weights_sha256"] else []
+        changed += ["the backbone's weights"] if open_backbone(recipe).sha256() != meta["weights_sha256"] else []
     if changed:
         raise FinesslError(
             f"{run.path} holds a finished run of other data or weights; these differ: {', '.join(changed)}. "

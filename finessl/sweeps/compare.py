@@ -16,7 +16,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from finessl.errors import FinesslError, Mistakes
-from finessl.recipe import Recipe, override
+from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
 from finessl.runtime.callbacks import Log
 from finessl.runtime.files import write_output
@@ -82,16 +82,11 @@ def make_cells(
         values = dict(zip(axes, combination, strict=True))
         name = ",".join(f"{axis_label(axis)}={file_safe(value)}" for axis, value in values.items())
         with mistakes:
-            cells.append(Cell(values, overlay(recipe, {**(settings or {}), **values}), RunDirectory(out / name)))
+            cells.append(
+                Cell(values, recipe.with_fields({**(settings or {}), **values}, "axis"), RunDirectory(out / name))
+            )
     mistakes.report()
     return cells
-
-
-def overlay(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """The recipe with these fields. Names are set first: a new method drops the old one's options before others are set."""
-    tree = recipe.tree()
-    override(tree, values, "axis")
-    return Recipe.from_tree(tree)
 
 
 def axis_label(axis: str) -> str:

@@ -64,7 +64,9 @@ def show(table: Tabulated, form: str = "table") -> None:
 
 
 def render(table: Tabulated, form: str) -> str:
-    return {"markdown": markdown, "csv": as_csv, "json": as_json, "latex": latex}[form](table)
+    if form == "json":
+        return json.dumps({"caption": table.caption, "rows": table.records, "notes": table.notes}, ensure_ascii=False)
+    return {"markdown": markdown, "csv": as_csv, "latex": latex}[form](table)
 
 
 def markdown(table: Tabulated) -> str:
@@ -80,10 +82,6 @@ def as_csv(table: Tabulated) -> str:
     for record in table.records:
         writer.writerow({k: json.dumps(v, ensure_ascii=False) if isinstance(v, dict) else v for k, v in record.items()})
     return text.getvalue().rstrip("\n")
-
-
-def as_json(table: Tabulated) -> str:
-    return json.dumps({"caption": table.caption, "rows": table.records, "notes": table.notes}, ensure_ascii=False)
 
 
 def latex(table: Tabulated) -> str:

@@ -22,14 +22,21 @@ from finessl.inference.classifier import FORMAT, Description, write_classifier
 from finessl.inference.encode import encode
 from finessl.methods import create as create_method
 from finessl.methods.base import Method, Task
-from finessl.models.backbones import Backbone, create_backbone
+from finessl.models.backbones import Backbone
 from finessl.models.build import build_network
 from finessl.models.head_init import start_heads
 from finessl.models.network import Network
 from finessl.models.tuning.base import Tuning
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
-from finessl.runs.inputs import make_or_load_split, open_source, read_pixels, statistics, write_skipped
+from finessl.runs.inputs import (
+    make_or_load_split,
+    open_backbone,
+    open_source,
+    read_pixels,
+    statistics,
+    write_skipped,
+)
 from finessl.runtime.callbacks import Progress, no_progress
 from finessl.runtime.distributed import Processes
 from finessl.runtime.files import sha256
@@ -194,15 +201,8 @@ def prepare(
     writes: bool = True,
 ) -> Experiment:
     """Everything in its initial state. The split is the run's saved one where there is one; `writes`: save it."""
-    data, model = recipe.data, recipe.model
-    dataset = dataset or open_source(recipe, progress)
-    backbone = create_backbone(
-        model.backbone,
-        weights=model.weights,
-        image_size=data.image_size,
-        pretrained=model.pretrained,
-        seed=recipe.seed,
-    )
+    data, dataset = recipe.data, dataset or open_source(recipe, progress)
+    backbone = open_backbone(recipe)
     weights_sha256, size = backbone.sha256(), backbone.image_size
     weak_view = create_view(WEAK, data.weak, size)
     shorter = max(round(size * RESIZE), weak_view.resized)

@@ -20,7 +20,7 @@ from finessl.frozen.choose import Pile, representatives
 from finessl.frozen.features import FrozenEncoder, encode_images
 from finessl.frozen.solvers import BLOCK, Distiller, feature_centre, prepare, propagate, shares
 from finessl.methods.base import HeadOutputs
-from finessl.models.backbones import create_backbone
+from finessl.runs.inputs import open_backbone
 from finessl.runtime.callbacks import Progress
 
 if TYPE_CHECKING:
@@ -51,12 +51,7 @@ def frozen_prior(experiment: Experiment, precision: str, progress: Progress) -> 
     recipe, split, device = experiment.recipe, experiment.split, experiment.device
     if not recipe.train.prior or experiment.method.weak is None:
         return None
-    model = recipe.model
-    backbone = create_backbone(
-        model.backbone, weights=model.weights, image_size=recipe.data.image_size, pretrained=model.pretrained,
-        seed=recipe.seed,
-    )  # fmt: skip
-    encoder = FrozenEncoder(backbone, device, "fp32" if precision == "fp32" else "bf16")
+    encoder = FrozenEncoder(open_backbone(recipe), device, "fp32" if precision == "fp32" else "bf16")
     features = encode_images(
         experiment.dataset.train, encoder, progress=lambda done, total: progress("encoding images", done, total)
     )

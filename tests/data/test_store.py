@@ -54,7 +54,7 @@ def test_fetch_pads_to_the_largest_of_the_batch(folder: Path, monkeypatch, paral
     monkeypatch.setattr(store, "MIN_PARALLEL_BYTES", parallel)
     images = open_dataset(folder).train
     built = PixelStore.build(images, shorter=32)
-    assert not built.uniform
+    assert built.array is None
     order = np.array([4, 0, 4])
     pixels, sizes = built.fetch(order), built.sizes[order]
     assert pixels.dtype == torch.uint8
@@ -69,7 +69,7 @@ def test_equal_sizes_make_one_array(tmp_path: Path, make, limit: int | None) -> 
     make.class_folder(tmp_path / "d", {"a": 3, "b": 3})
     (tmp_path / "d" / "b" / "1.png").write_bytes(b"")  # a broken one does not spoil it
     built = PixelStore.build(open_dataset(tmp_path / "d").train, shorter=32, memory_limit_bytes=limit)
-    assert built.uniform and built.array is not None and built.array.shape == (6, 8, 8, 3)
+    assert built.array is not None and built.array.shape == (6, 8, 8, 3)
     pixels = built.fetch(np.array([5, 0]))
     assert (pixels.numpy() == built.array[[5, 0]]).all()
     assert (built.to_device("cpu").fetch(np.array([5, 0])) == pixels).all()
@@ -116,7 +116,7 @@ def test_everything_broken(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.png").write_bytes(b"junk")
     built = PixelStore.build(open_dataset(tmp_path).train, shorter=16, memory_limit_bytes=-1)
-    assert len(built.failures) == 2 and not built.uniform
+    assert len(built.failures) == 2 and built.array is None
 
 
 def test_rotated_images_take_their_turned_size(tmp_path: Path, make) -> None:
@@ -127,7 +127,7 @@ def test_rotated_images_take_their_turned_size(tmp_path: Path, make) -> None:
         (tmp_path / name).mkdir()
         image.save(tmp_path / name / "x.jpg", exif=exif)
     built = PixelStore.build(open_dataset(tmp_path).train, shorter=20)
-    assert built.failures == [] and built.sizes.tolist() == [[30, 20]] * 2 and built.uniform
+    assert built.failures == [] and built.sizes.tolist() == [[30, 20]] * 2 and built.array is not None
 
 
 def test_progress_reaches_the_end(folder: Path) -> None:

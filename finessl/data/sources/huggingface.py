@@ -96,11 +96,12 @@ class ArrowImages:
     """Encoded images in Arrow tables, one after another."""
 
     def __init__(self, parts: list[tuple[str, Any]], column: str, index: np.ndarray | None = None) -> None:
+        from datasets import Image
+
         self.parts, self.column = parts, column
         self.bounds = np.cumsum([0, *(len(part) for _, part in parts)])
         self.index = np.arange(self.bounds[-1]) if index is None else index
-        encoded = lambda part: part.select_columns([column]).cast_column(column, undecoded())  # noqa: E731
-        self.encoded = [encoded(part) for _, part in parts]
+        self.encoded = [part.select_columns([column]).cast_column(column, Image(decode=False)) for _, part in parts]
 
     def _place(self, i: int) -> tuple[int, int]:
         number = int(self.index[i])
@@ -146,9 +147,3 @@ class ArrowImages:
             digest.update(f"{name} {len(part)} {getattr(part, '_fingerprint', '')}".encode())
         digest.update(np.ascontiguousarray(self.index, np.int64).data)
         return digest.hexdigest()
-
-
-def undecoded() -> Any:
-    from datasets import Image
-
-    return Image(decode=False)

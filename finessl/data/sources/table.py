@@ -168,7 +168,7 @@ def read_parquet(path: Path, wanted: Sequence[str]) -> tuple[dict[str, list[str]
         ValueError,
         OverflowError,
         LookupError,
-    ) as error:  # a date in the year 292277, say
+    ) as error:  # the year 292277, say
         raise FinesslError(f"{path} cannot be read as a Parquet table: {error}.") from error
     return columns, []
 

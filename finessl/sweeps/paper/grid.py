@@ -76,7 +76,9 @@ def make_grid(
             entries.append(Entry(row, column, table.recipe(row, column), [], reason))
             continue
         with mistakes:
-            recipe = locate(scaled(table.recipe(row, column, changes), scale), places or Places())
+            full = table.recipe(row, column, changes)
+            steps = {"train.steps": max(round(full.train.steps * scale), 1)}
+            recipe = locate(full.with_fields(steps, check=False), places or Places())
             recipe = recipe.checked() if train else recipe
         if mistakes.sentences:
             continue
@@ -112,7 +114,7 @@ def make_cells(
     )
     cells = []
     for seed in range(seeds):
-        seeded = Recipe.from_tree({**recipe.tree(), "seed": seed}, check=False)
+        seeded = recipe.with_fields({"seed": seed}, check=False)
         run = RunDirectory(runs.setdefault(identity(seeded), folder / table.id / f"{name},seed={seed}"))
         values = {"setting": column.title, "row": row.name, "seed": seed}
         cells.append(Cell(values, own_recipe(run, seeded) or seeded, run))
@@ -139,12 +141,6 @@ def check_data(cell: Cell, recipe: Recipe) -> None:
         f"{cell.run.path} was trained on other images, labels or another order of them ({cell.recipe.data.root}) than "
         f"{data.root} holds. Name another --out, or that --root."
     )
-
-
-def scaled(recipe: Recipe, scale: Fraction) -> Recipe:
-    tree = recipe.tree()
-    tree["train"]["steps"] = max(round(recipe.train.steps * scale), 1)
-    return Recipe.from_tree(tree, check=False)
 
 
 def read_scale(text: str) -> Fraction:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from finessl.errors import FinesslError
-from finessl.recipe import Recipe, merge
+from finessl.recipe import Recipe
 from finessl.registry import nearest
 
 
@@ -38,20 +38,18 @@ def named_places(values: Sequence[str] | None, option: str, names: Sequence[str]
 
 def locate(recipe: Recipe, places: Places) -> Recipe:
     """The recipe with the paths filled in."""
-    tree = recipe.tree()
-    source, backbone = recipe.data.source, recipe.model.backbone
+    source, backbone, changes = recipe.data.source, recipe.model.backbone, {}
     if root := places.root.get(source, places.root.get("")):
         inside = Path(root) / source
-        merge(tree, {"data": {"root": str(inside if inside.is_dir() else root)}}, "--root")
+        changes["data.root"] = str(inside if inside.is_dir() else root)
     # A file without a name is of the paper's backbone: it fits no other.
-    weights = places.weights.get(backbone, places.weights.get("") if backbone == Recipe().model.backbone else None)
-    if weights:
-        merge(tree, {"model": {"weights": weights}}, "--weights")
+    if weights := places.weights.get(backbone, places.weights.get("") if backbone == Recipe().model.backbone else None):
+        changes["model.weights"] = weights
     if recipe.head.options.get("init") == "text" and places.text_features:
-        merge(tree, {"head": {"text_features": places.text_features}}, "--text-features")
+        changes["head.text_features"] = places.text_features
     if recipe.head.name == "coop" and places.text_weights:
-        merge(tree, {"head": {"text_weights": places.text_weights}}, "--text-weights")
-    return Recipe.from_tree(tree, check=False)
+        changes["head.text_weights"] = places.text_weights
+    return recipe.with_fields(changes, check=False)
 
 
 def lacking(recipe: Recipe) -> list[str]:
