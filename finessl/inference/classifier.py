@@ -29,7 +29,7 @@ from finessl.models.build import build_network, compile_encoder, store_frozen
 from finessl.models.forward import forward_pixels
 from finessl.models.joint import weights_files
 from finessl.models.network import Network
-from finessl.recipe import Choice
+from finessl.recipe import Choice, Recipe
 from finessl.registry.plugins import load as load_plugins
 from finessl.runs.directory import RESUMES
 from finessl.runtime.device import resolve_device
@@ -81,6 +81,36 @@ class Description(TypedDict):
     std: Annotated[list[Positive], Field(min_length=3, max_length=3)]
     temperature: NotRequired[Positive]  # probabilities are softmax(logits / temperature); 1 where it is not there
     sha256: NotRequired[str]  # of classifier.safetensors; older classifiers do not have it
+
+
+def describe(
+    recipe: Recipe,
+    classes: list[str],
+    head: Choice,
+    aux: Literal["detached", "attached"] | None,
+    *,
+    weights_sha256: str,
+    image_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> Description:
+    """classifier.json of a run of `recipe`.   head, aux: as exported.   weights_sha256: of the untuned backbone."""
+    return {
+        "format": FORMAT,
+        "classes": classes,
+        "backbone": recipe.model.backbone,
+        "weights": recipe.model.weights,
+        "weights_sha256": weights_sha256,
+        "pretrained": recipe.model.pretrained,
+        "seed": recipe.seed,
+        "tuning": {"name": recipe.tuning.name, **recipe.tuning.options},
+        "head": {"name": head.name, **head.options},
+        "aux": aux,
+        "precision": recipe.train.precision,
+        "image_size": image_size,
+        "mean": list(mean),
+        "std": list(std),
+    }
 
 
 def write_classifier(folder: Path, description: Description, tensors: Mapping[str, Tensor]) -> None:

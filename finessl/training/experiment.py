@@ -18,7 +18,7 @@ from finessl.data.sampler import DROPOUT, INITIAL, generator
 from finessl.data.splits import Split
 from finessl.data.views import STRONG, WEAK, create_view
 from finessl.errors import FinesslError
-from finessl.inference.classifier import FORMAT, Description, write_classifier
+from finessl.inference.classifier import describe, write_classifier
 from finessl.inference.encode import encode
 from finessl.methods import create as create_method
 from finessl.methods.base import Method, Task
@@ -147,25 +147,12 @@ class Experiment:
 
     def write_classifier(self, folder: Path) -> None:
         """Write the trained network as a classifier."""
-        recipe = self.recipe
-        head, tensors = self.network.exported(recipe.head)
-        description: Description = {
-            "format": FORMAT,
-            "classes": self.split.classes,
-            "backbone": recipe.model.backbone,
-            "weights": recipe.model.weights,
-            "weights_sha256": self.weights_sha256,
-            "pretrained": recipe.model.pretrained,
-            "seed": recipe.seed,
-            "tuning": {"name": recipe.tuning.name, **recipe.tuning.options},
-            "head": {"name": head.name, **head.options},
-            "aux": self.method.aux,
-            "precision": recipe.train.precision,
-            "image_size": self.image_size,
-            "mean": list(self.mean),
-            "std": list(self.std),
-        }
-        write_classifier(folder, description, tensors)
+        head, tensors = self.network.exported(self.recipe.head)
+        about = describe(
+            self.recipe, self.split.classes, head, self.method.aux, weights_sha256=self.weights_sha256,
+            image_size=self.image_size, mean=self.mean, std=self.std,
+        )  # fmt: skip
+        write_classifier(folder, about, tensors)
 
     def loader(self, processes: Processes, dtype: torch.dtype = torch.float32) -> Loader:
         train, data, method = self.recipe.train, self.recipe.data, self.method

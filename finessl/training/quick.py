@@ -20,21 +20,20 @@ from finessl.data.dataset import Dataset
 from finessl.data.splits import Split
 from finessl.errors import FinesslError
 from finessl.frozen.choose import Candidate, Choice, Pile, better, calibrate, choose_solver, representatives
-from finessl.frozen.features import FrozenEncoder, encode_images
+from finessl.frozen.features import FrozenEncoder, encode_part
 from finessl.frozen.solvers import Solution, feature_centre, prepare
-from finessl.inference.classifier import FORMAT, Description, write_classifier
+from finessl.inference.classifier import describe, write_classifier
 from finessl.models.backbones import Backbone, create_backbone
 from finessl.models.head_init import embed_names, read_text_features, text_weights
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import make_or_load_split, open_source, write_skipped
-from finessl.runtime.device import describe_device, resolve_device
+from finessl.runtime.device import resolve_device
 from finessl.runtime.files import write_arrays, write_atomically, writing
-from finessl.runtime.machine import git_revision
 from finessl.runtime.precision import resolve_precision
 from finessl.runtime.progress import Display
-from finessl.runtime.version import versions
 from finessl.training.diagnostics import MAX_ENCODED, MAX_LABELED, MAX_PREDICTED, evenly, hidden_truth
+from finessl.training.results import run_meta
 
 METHOD, ZERO_SHOT = "quick", "zero-shot"
 
@@ -142,18 +141,9 @@ def encode(
     """Encode all images with one backbone; images that cannot be read are excluded from the data set."""
     backbone = create_backbone(name, weights=weights, image_size=recipe.data.image_size)
     encoder, begun = FrozenEncoder(backbone, device, precision), time.monotonic()
-    rows, count = {}, 0
-    for part, images in (("train", dataset.train), ("test", dataset.test)):
-        if images is not None:
-            label = f"{name}: encoding {part} images"
-            features = encode_images(
-                images,
-                encoder,
-                progress=lambda done, total, label=label: display.update(label, done, total),  # type: ignore[misc]
-            )
-            dataset.exclude(part, features.failures)
-            rows[part] = features.rows
-            count += features.encoded
+    parts = ("train", "test") if dataset.test is not None else ("train",)
+    found = {part: encode_part(dataset, part, encoder, display.update) for part in parts}
+    rows, count = {part: one.rows for part, one in found.items()}, sum(one.encoded for one in found.values())
     return Encoded(name, weights, backbone, encoder.weights, rows, time.monotonic() - begun, count)
 
 
@@ -272,7 +262,11 @@ def write_run(
             "head.bias": solution.scale * solution.bias,
             "head.centre": centre,
         }
-        write_classifier(run.classifier, describe(recipe, split, solved), tensors)
+        about = describe(
+            described, split.classes, described.head, None, weights_sha256=solved.weights_sha256,
+            image_size=backbone.image_size, mean=backbone.mean, std=backbone.std,
+        )  # fmt: skip
+        write_classifier(run.classifier, about, tensors)
         logits = lambda rows: solution.logits(prepare(rows, centre)).cpu().numpy()  # noqa: E731
         accuracy = None
         with writing(run.path):
@@ -285,49 +279,13 @@ def write_run(
             row = "" if accuracy is None else f'{{"kind": "test", "step": 1, "accuracy": {accuracy}}}\n'
             write_atomically(run.metrics_file, row)
         classes, dim = solution.weight.shape
-        run.write_meta(
-            {
-                "finished": True,
-                "accuracy": accuracy,
-                "steps": 1,
-                "seconds": round(time.monotonic() - started, 1),
-                "classes": classes,
-                "labeled": len(split.labeled),
-                "unlabeled": len(split.unlabeled),
-                "test": len(test_index),
-                "trained_parameters": classes * (dim + 1) + dim,
-                "parameters": sum(p.numel() for p in backbone.encoder.parameters()) + classes * (dim + 1) + dim,
-                "data_fingerprint": fingerprint,
-                "weights_sha256": solved.weights_sha256,
-                "device": describe_device(device),
-                "precision": precision,
-                "processes": 1,
-                "versions": versions(),
-                "revision": git_revision(),
-                "candidates": table(answer),
-            }
-        )
-
-
-def describe(recipe: Recipe, split: Split, solved: Solved) -> Description:
-    """classifier.json."""
-    backbone = solved.backbone
-    return {
-        "format": FORMAT,
-        "classes": split.classes,
-        "backbone": solved.name,
-        "weights": solved.weights,
-        "weights_sha256": solved.weights_sha256,
-        "pretrained": recipe.model.pretrained,
-        "seed": recipe.seed,
-        "tuning": {"name": "linear"},
-        "head": {"name": "centred"},
-        "aux": None,
-        "precision": recipe.train.precision,
-        "image_size": backbone.image_size,
-        "mean": list(backbone.mean),
-        "std": list(backbone.std),
-    }
+        trained = classes * (dim + 1) + dim
+        everything = trained + sum(p.numel() for p in backbone.encoder.parameters())
+        meta = run_meta(
+            described, split, len(test_index), (trained, everything), device, precision=precision, accuracy=accuracy,
+            seconds=time.monotonic() - started, fingerprint=fingerprint, weights_sha256=solved.weights_sha256,
+        )  # fmt: skip
+        run.write_meta({**meta, "candidates": table(answer)})
 
 
 def write_opinions(run: RunDirectory, answer: Answer, logits: Any) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from finessl.data.splits import Split
+from finessl.recipe import Recipe
 from finessl.runs.directory import RESUMES, RunDirectory
 from finessl.runtime.device import describe_device
 from finessl.runtime.files import write_arrays, writing
@@ -45,26 +49,49 @@ def write_results(run: RunDirectory, evaluator: Evaluator, results: Results) -> 
         with writing(run.path, RESUMES):
             write_arrays(run.path / "predictions.npz", arrays)
     evaluate_unlabeled(run.path, evaluator)
-    trainable, total = experiment.network.count()
-    meta = {
+    meta = run_meta(
+        recipe, experiment.split, len(experiment.test_index), experiment.network.count(), experiment.device,
+        recent=run.recent(recipe.train.epoch_steps), precision=evaluator.precision, accuracy=results.accuracy,
+        seconds=results.seconds, fingerprint=results.fingerprint, weights_sha256=experiment.weights_sha256,
+        processes=results.processes,
+    )  # fmt: skip
+    run.write_meta(meta)
+    return meta
+
+
+def run_meta(
+    recipe: Recipe,
+    split: Split,
+    test: int,
+    parameters: tuple[int, int],
+    device: torch.device,
+    *,
+    precision: str,
+    accuracy: float | None,
+    seconds: float,
+    fingerprint: str,
+    weights_sha256: str,
+    processes: int = 1,
+    recent: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """meta.json.   test: images.   parameters: trained ones, all.   recent: means over the last epoch."""
+    return {
         "finished": True,
-        "accuracy": results.accuracy,
-        **run.recent(recipe.train.epoch_steps),
+        "accuracy": accuracy,
+        **(recent or {}),
         "steps": recipe.train.steps,
-        "seconds": round(results.seconds, 1),
-        "classes": len(experiment.split.classes),
-        "labeled": len(experiment.split.labeled),
-        "unlabeled": len(experiment.split.unlabeled),
-        "test": len(experiment.test_index),
-        "trained_parameters": trainable,
-        "parameters": total,
-        "data_fingerprint": results.fingerprint,
-        "weights_sha256": experiment.weights_sha256,
-        "device": describe_device(experiment.device),
-        "precision": evaluator.precision,
-        "processes": results.processes,
+        "seconds": round(seconds, 1),
+        "classes": len(split.classes),
+        "labeled": len(split.labeled),
+        "unlabeled": len(split.unlabeled),
+        "test": test,
+        "trained_parameters": parameters[0],
+        "parameters": parameters[1],
+        "data_fingerprint": fingerprint,
+        "weights_sha256": weights_sha256,
+        "device": describe_device(device),
+        "precision": precision,
+        "processes": processes,
         "versions": versions(),
         "revision": git_revision(),
     }
-    run.write_meta(meta)
-    return meta

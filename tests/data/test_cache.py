@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from finessl.cli import app
 from finessl.data import cache
 from finessl.data.folder_index import FolderIndex
-from finessl.data.pixel_file import lock_of
 from finessl.data.pixel_store import PixelStore
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
@@ -109,7 +109,7 @@ def test_what_another_process_builds_is_not_removed(photos: Path, tmp_path: Path
     store = only(tmp_path / "c")
     part = store.rename(store.with_suffix(".part"))
     monkeypatch.setenv("FINESSL_CACHE_GB", "0")
-    with lock_of(store):
+    with FileLock((store).with_suffix(".lock")):
         build(photos, tmp_path / "c", 12)
         assert part.exists() and [entry.path for entry in cache.clear(tmp_path / "c")[1]] == [part]
     build(photos, tmp_path / "c", 14)
