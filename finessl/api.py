@@ -72,7 +72,7 @@ def plan(
     """What `train` would do with `data` on this machine within `budget` ("15m", seconds; None: the default).
 
     Encodes the images and solves for their frozen features, times a few steps, and trains nothing.
-    files: weights of backbones, by name.   settings, fields: as in `train`; they are taken as given.
+    files: weights of backbones, by name.   settings, plugins, fields: as in `train`; they are taken as given.
     """
     given = dotted(fields, {"data.source": str(data), **(settings or {})}, plugins=plugins)
     plugin_files.load(given.get("plugins", ()))
@@ -139,14 +139,14 @@ def train(
     budget: str | float | None = None,
     **fields: Any,
 ) -> Classifier:
-    """Train on `data` (folder, table or data set name) in directory `out`, and return the classifier.
-
-    `fields` are the short names of the command line (method=, tuning=, backbone=, weights=, steps=, lr=, seed=…; `finessl
-    list fields` shows all);
-    `settings` sets any recipe field by its dotted name, {"method.alpha": 4.0}; `plugins` names files or modules that
-    register methods of your own. Without a recipe, steps and a backbone, a run on data of your own is planned to end
-    within `budget` ("15m", seconds). Calling it again with the same `out` resumes or, when the run is finished, just
+    """Train, and return the classifier. Calling it again with the same `out` resumes or, when the run is finished, just
     loads it.
+
+    data: folder, table or data set name; or a Dataset in memory.   out: run directory.   recipe: file, or name of a shipped
+    one.   settings: any recipe field by its dotted name, {"method.alpha": 4.0}.   plugins: files or modules that register
+    methods of your own.   device: auto, cpu, cuda …   quiet: print no progress.   budget: time ("15m", or seconds) within
+    which a run on data of your own is planned to end, if recipe, steps and backbone are left open.   fields: short names of
+    the command line (method=, tuning=, backbone=, weights=, steps=, lr=, seed=…; `finessl list fields` shows all).
     """
     how = Settings(device=device, quiet=quiet)
     if isinstance(data, Dataset):

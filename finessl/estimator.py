@@ -42,9 +42,10 @@ class FineSSLClassifier(ClassifierMixin, BaseEstimator):
         model = FineSSLClassifier(backbone="embedded", steps=300).fit(X, y)
         model.predict(X_new)
 
-    The arguments are those of `finessl.train` (`finessl list fields`); None takes the recipe's value. `settings` sets any
-    recipe field by its dotted name, {"method.alpha": 4.0}. `out` keeps the run directory; leave it None in a search or
-    cross-validation, where each fit is another run.
+    The arguments are those of `finessl.train` (`finessl list fields`); None takes the recipe's value.
+    recipe: file, or name of a shipped one.   settings: any recipe field by its dotted name, {"method.alpha": 4.0}.
+    plugins: files or modules that register methods of your own.   out: keeps the run directory; leave it None in a search
+    or cross-validation, where each fit is another run.   device: auto, cpu, cuda …   quiet: print no progress.
 
     After fit: `classes_`, `classifier_` (a finessl.Classifier), `transduction_` (predicted labels of X).
     """

@@ -37,7 +37,8 @@ FIGURES = Registry(
 
 
 def draw(name: str, paths: Sequence[str | Path], out: Path, axis: str | None = None) -> list[Path]:
-    """Write the named figure of these runs."""
+    """Write NAME.svg and NAME.png.   name: an entry of FIGURES.   paths: run directories, or folders of them.   out: folder.
+    axis: recipe field along which runs are compared, by dotted name; None: as the figure has it."""
     function = FIGURES[name]
     outcomes = read_runs(paths)
     with styled():

@@ -33,7 +33,11 @@ LEAK_LIMIT = 20_000  # images among which a leak is looked for; more would take 
 def write_report(
     paths: Sequence[str | Path], out: Path | None = None, *, images: bool = True, progress: Progress = no_progress
 ) -> Path:
-    """Write the page and return its path."""
+    """Write the page and return its path.
+
+    paths: run directories, or folders of them; the last run is the subject.   out: the file; None: report.html in the run, or
+    in the folder of the runs.   images: show images of the data.
+    """
     outcomes = read_runs(paths)
     single = len(outcomes) == 1
     target = out or (outcomes[0].path if single else outcomes[-1].path.parent) / "report.html"

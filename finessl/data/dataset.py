@@ -224,7 +224,8 @@ def some(names: Sequence[str], first: int = 5) -> str:
 
 
 def label_ids(names: Sequence[str], classes: Sequence[str], where: str | Path) -> np.ndarray:
-    """int64 ids of class names ("": unlabeled, −1). An error names unknown ones.   where: the source, for the message."""
+    """int64 ids of class names ("": unlabeled, −1), as positions in `classes`. An error names unknown ones.   where: the
+    source, for the message."""
     ids = {name: i for i, name in enumerate(classes)} | {"": -1}
     unknown = sorted({name for name in names if name not in ids})
     if unknown:

@@ -32,7 +32,7 @@ def excerpt_of(file: BinaryIO, size: int, start: int = 0) -> bytes:
 
 
 class Images(Protocol):
-    """The interface of image sequences: files, arrays, shards."""
+    """The interface of image sequences: files, arrays, shards.   i: position of an image."""
 
     def __len__(self) -> int: ...
 
@@ -41,7 +41,7 @@ class Images(Protocol):
         ...
 
     def read(self, i: int, *, shorter: int | None = None, square: int | None = None) -> np.ndarray:
-        """uint8 [h, w, 3], reduced as in `fitted`; ImageError if it is unreadable."""
+        """uint8 [h, w, 3]; ImageError if it is unreadable.   shorter, square: pixels to reduce it to, as in `fitted`."""
         ...
 
     def size(self, i: int) -> tuple[int, int]:
@@ -57,7 +57,7 @@ class Images(Protocol):
         ...
 
     def take(self, indices: np.ndarray) -> Images:
-        """The images at these positions."""
+        """The images at the positions `indices`."""
         ...
 
     def fingerprint(self) -> str:
@@ -66,7 +66,8 @@ class Images(Protocol):
 
 
 class ArrayImages:
-    """Images of one size in one array, never copied: uint8 [N, h, w, 3]."""
+    """Images of one size in one array, never copied.   array: uint8 [N, h, w, 3].   prefix, numbers: keys are PREFIX/NUMBER.
+    Methods: see `Images`, also for shorter, square and indices."""
 
     def __init__(self, array: np.ndarray, prefix: str = "image", numbers: np.ndarray | None = None) -> None:
         if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:
@@ -103,7 +104,7 @@ class ArrayImages:
 
 
 class FileImages:
-    """Image files under one folder."""
+    """Image files under the folder `root`.   Methods: see `Images`, also for shorter, square and indices."""
 
     def __init__(self, root: Path, paths: PathTable) -> None:
         self.root, self.paths = Path(root), paths

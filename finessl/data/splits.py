@@ -104,7 +104,8 @@ class Split:
     # ---- in and out -------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Write a JSON file, atomically. Ranges are written as [first, last], so that a split of millions stays small."""
+        """Write the JSON file `path`, atomically. Ranges are written as [first, last], so that a split of millions stays
+        small."""
         content = {
             "format": FORMAT,
             "kind": self.kind,
@@ -119,7 +120,7 @@ class Split:
 
     @classmethod
     def read(cls, path: Path, dataset: Dataset) -> Split:
-        """A split from a file. An error names the differences if it was made for other data."""
+        """The split in the file `path`. An error names the differences if it was made for other data."""
         if not Path(path).exists():
             raise FinesslError(f"there is no split file {path}.")
         try:
@@ -146,7 +147,7 @@ class Split:
 
     @classmethod
     def load(cls, path: Path, dataset: Dataset) -> Split:
-        """A split from a file, without unreadable images."""
+        """The split in the file `path`, without unreadable images."""
         return without_broken(cls.read(path, dataset), dataset)
 
     def differences(self, dataset: Dataset) -> list[str]:
@@ -166,7 +167,7 @@ def make_split(
     """Make a split.
 
     kind: an entry of SPLITS; "auto": "given" if the data gives labels for a part of its images, else "per-class".
-    labeled_in_unlabeled: labeled images are also unlabeled ones.   options: of the kind.
+    seed: of random choices.   labeled_in_unlabeled: labeled images are also unlabeled ones.   options: of the kind.
     """
     if kind == "auto":
         kind = "per-class" if dataset.given is None else "given"
@@ -205,7 +206,8 @@ def without_broken(split: Split, dataset: Dataset) -> Split:
 
 
 class Draw:
-    """Images with usable labels, per class, in a seeded random order that does not depend on other classes."""
+    """Images with usable labels, per class, in a random order that follows from `seed` and does not depend on other classes.
+    label: number of a class."""
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
@@ -227,6 +229,7 @@ class Draw:
         return members[~np.isin(members, self.dataset.broken)]
 
     def generator(self, stream: int) -> np.random.Generator:
+        """Random numbers of a stream: a class, or the number of classes for choices among them."""
         return generator(self.seed, SPLIT, stream)
 
     def enough(self, wanted: np.ndarray) -> np.ndarray:

@@ -101,12 +101,12 @@ class View:
         self.size = size
 
     def draw(self, rng: np.random.Generator, images: Any) -> Draws:
-        """All random numbers of a batch, on the host.   images: of a weak view, heights and widths [n, 2] of the stored images;
-        of a strong view, their number n."""
+        """All random numbers of a batch, taken from `rng` on the host.   images: of a weak view, heights and widths [n,
+        2] of the stored images; of a strong view, their number n."""
         return {}
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
-        """uint8 [n, 3, size, size] of the stored pixels [n, H, W, 3] (a weak view) or of weak views (a strong one).
+        """uint8 [n, 3, size, size].   images: stored pixels [n, H, W, 3] for a weak view, weak views for a strong one.
         draws: what `draw` returned."""
         return images
 

@@ -57,7 +57,7 @@ class Audit(TypedDict):
 
 
 def sample_images(run: str | Path, count: int, seed: int = 0) -> tuple[list[str], list[str]]:
-    """Paths of `count` unlabeled images in random order, and the classifier's classes."""
+    """Paths of `count` unlabeled images of a run, in random order, and the classifier's classes.   seed: of the order."""
     dataset, split = opened(run)
     pool = np.setdiff1d(split.unlabeled, split.labeled)
     if not len(pool):
@@ -74,7 +74,10 @@ def audit_run(
     device: str = "auto",
     progress: Count = no_count,
 ) -> Audit:
-    """Compare the classifier with the answers; write RUN/audit.json and, with enough of them, the temperature."""
+    """Compare the classifier with the answers; write RUN/audit.json and, with enough of them, the temperature.
+
+    run: its directory.   answers: table with the columns path and label.   weights: the backbone's file, if it moved.
+    """
     folder = RunDirectory(run)
     dataset, split = opened(run)
     positions, labels = judged_images(answers, dataset, split)
@@ -124,7 +127,8 @@ def audit_run(
 
 
 def error_rate(audit: Audit, min_confidence: float) -> tuple[int, int, Interval] | None:
-    """Wrong answers among judged images at or above a confidence, their number, and the interval of the error rate."""
+    """Wrong answers among judged images with a confidence of at least `min_confidence`, their number, and the interval of the
+    error rate."""
     sure = [image for image in audit["images"] if image["confidence"] >= min_confidence]
     if not sure:
         return None
@@ -133,7 +137,7 @@ def error_rate(audit: Audit, min_confidence: float) -> tuple[int, int, Interval]
 
 
 def read_audit(run: str | Path) -> Audit | None:
-    """RUN/audit.json, if there is one."""
+    """audit.json of the directory `run`, if there is one."""
     file = Path(run) / FILE
     return read_json(file, Audit) if file.is_file() else None
 

@@ -147,10 +147,13 @@ def load(
     precision: str | None = None,
     plugins: Sequence[str] = (),
 ) -> Classifier:
-    """The classifier of a finished run (or of its classifier/ folder). `weights`: the backbone's file, if it moved.
-    `precision`: fp32, bf16, fp16, fp8 or auto (bf16 where the chip supports it); by default as the run had it, where the
-    device can. `plugins`: files or modules that register the run's tuning strategy or head; what a run directory names
-    itself is never imported."""
+    """The classifier of a finished run.
+
+    run: its directory, or the classifier/ folder in it.   weights: the backbone's file, if it moved.   device: auto,
+    cpu, cuda …   precision: fp32, bf16, fp16, fp8 or auto (bf16 where the chip supports it); None: as the run had it,
+    where the device can.   plugins: files or modules that register the run's tuning strategy or head; what a run
+    directory names itself is never imported.
+    """
     load_plugins(plugins)
     folder = Path(run)
     if not (folder / "classifier.json").exists():
@@ -201,7 +204,10 @@ def usual_precision(description: Mapping[str, Any], device: torch.device) -> str
 
 
 class Classifier:
-    """Predicts classes of images given as paths, PIL images, arrays (h, w[, 3]) or tensors ([3, ]h, w)."""
+    """Predicts classes of images given as paths, PIL images, arrays (h, w[, 3]) or tensors ([3, ]h, w). `load` makes one.
+
+    description: of classifier.json.   precision: of the encoder: auto, fp32, bf16, fp16 or fp8.
+    """
 
     def __init__(
         self, network: Network, description: dict[str, Any], device: torch.device, precision: str = "auto"

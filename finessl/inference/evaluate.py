@@ -54,8 +54,9 @@ def evaluate_run(
 ) -> Evaluation:
     """Accuracy on the run's own test images, or on the labeled images of other data.
 
-    Images of other data that training used are left out. `include_unlabeled` keeps those whose labels training did not
-    see. Where no image is left to measure on, an error says why.
+    Images of other data that training used are left out. Where no image is left to measure on, an error says why.
+    run: its directory.   data, options: as in `open_dataset`; None: the run's test images.   weights: the backbone's file, if
+    it moved.   include_unlabeled: keep images whose labels training did not see.
     """
     classifier = load(run, weights=weights, device=device)
     own = data is None
@@ -244,7 +245,7 @@ def predict_images(
 ) -> Iterator[tuple[np.ndarray, Any, list[tuple[int, str]]]]:
     """Batches of (positions, probabilities, broken): the next batch is decoded while the model works.
 
-    `answer`: what to compute of a batch instead of probabilities. `threads`: for decoding, by default one per core.
+    answer: what to compute of a batch instead of probabilities.   threads: for decoding; None: one per core.
     """
     read = reader(images, classifier.image_size)
     answer = answer or classifier.predict_proba

@@ -68,8 +68,9 @@ def export_run(
 ) -> Agreement:
     """Write the classifier of a finished run to the folder `out`, which must be new or empty.
 
-    precision: fp32; for onnx also fp16, int8 and int8-dynamic.   opset: of ONNX.   weights: the backbone's file, if it moved.
-    The result says how far the files agree with the run; where that is not far enough, nothing is written.
+    format: an entry of FORMATS.   precision: fp32; for onnx also fp16, int8 and int8-dynamic.   opset: of ONNX.
+    weights: the backbone's file, if it moved. The result says how far the files agree with the run; where that is not
+    far enough, nothing is written.
     """
     write: Writer = FORMATS[format]
     if precision not in PRECISIONS:

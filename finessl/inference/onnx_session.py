@@ -74,7 +74,10 @@ def openvino_options(threads: int = 0) -> dict[str, str]:
 
 
 class OnnxClassifier:
-    """The classifier in an onnx export: `classes`, `image_size`, `predict_proba`, `embed`."""
+    """The classifier in an onnx export: `classes`, `image_size`, `predict_proba`, `embed`.
+
+    folder: of the export.   provider, threads: as in `open_session`.   images: as `Classifier` takes them.
+    """
 
     def __init__(self, folder: str | Path, provider: str | None = None, threads: int | None = None) -> None:
         file = Path(folder) / "model.onnx"

@@ -43,10 +43,11 @@ def predict_files(
     device: str = "auto",
     progress: Count = no_count,
 ) -> Predictions:
-    """The `top` most probable classes of all image files that are named, found in folders or listed in tables.
+    """The most probable classes of image files. Files that cannot be read are listed in `broken`. Where that is all of them, an
+    error says so.
 
-    `embed` adds the tuned backbone's features. Files that cannot be read are listed in `broken`. Where that is all of
-    them, an error says so.
+    run: its directory.   paths: files, folders of them, tables and lists that name them.   top: classes per image.
+    embed: add the tuned backbone's features.   weights: the backbone's file, if it moved.
     """
     files, broken = find_files(paths)
     classifier = load(run, weights=weights, device=device)

@@ -105,7 +105,7 @@ class Method(nn.Module):
         return False
 
     def refresh(self, probabilities: Tensor) -> bool:
-        """Receive predictions [M, C] for the unlabeled set. Returns whether to re-initialise the trained parameters."""
+        """Receive `probabilities` [M, C] of the unlabeled set. Returns whether to re-initialise the trained parameters."""
         return False
 
     def class_statistics(self) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ class Prediction(NamedTuple):
 
 
 def predict(logits: Tensor) -> Prediction:
+    """Of the logits [n, C]."""
     probabilities = full(logits.detach()).softmax(-1)
     confidence, label = probabilities.max(-1)
     return Prediction(probabilities, confidence, label)
@@ -41,8 +42,8 @@ def others(label: Tensor, classes: int) -> Tensor:
 def smooth(
     label: Tensor, classes: int, smoothing: float, form: Literal["c-1", "c"], dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Soft targets [n, C]: "c-1" puts 1 − λ on the label and λ/(C − 1) on each other class, "c" puts 1 − λ + λ/C and
-    λ/C."""
+    """Soft targets [n, C] of this dtype (None: the default).   classes: C.   smoothing: λ.   form: "c-1" puts 1 − λ on
+    the label and λ/(C − 1) on each other class, "c" puts 1 − λ + λ/C and λ/C."""
     low = smoothing / (classes - 1) if form == "c-1" else smoothing / classes
     high = 1 - smoothing if form == "c-1" else 1 - smoothing + smoothing / classes
     other = others(label, classes).to(dtype or torch.get_default_dtype())
@@ -67,17 +68,17 @@ def cross_entropy(logits: Tensor, target: Tensor, margin: Tensor | None = None) 
 
 
 def over_views(values: Tensor, strong: Tensor) -> Tensor:
-    """Values [m] of the images, repeated for each strong view: [V·m], view-major."""
+    """`values` [m] of the images, repeated for each strong view: [V·m], view-major."""
     return torch.cat([values] * (len(strong) // len(values)))
 
 
 def consistency(strong: Tensor, target: Tensor, weight: Tensor, margin: Tensor | None = None) -> Tensor:
-    """Mean over all images and views of weight · H_m(target, strong), including images of weight 0."""
+    """Mean over all images and views of weight · H_m(target, strong), including images of weight 0.   margin: m [C]."""
     return (over_views(weight, strong) * cross_entropy(strong, over_views(target, strong), margin)).mean()
 
 
 def mean_of_selected(values: Tensor, selected: Tensor) -> Tensor:
-    """Mean of the values whose mask is 1; 0 when there are none."""
+    """Mean of the values whose mask `selected` is 1; 0 when there are none."""
     return (values * selected).sum() / selected.sum().clamp_min(1)
 
 
@@ -106,8 +107,8 @@ def result(
 
 
 class Average(nn.Module):
-    """Exponential moving average v ← m·v + (1 − m)·x.   start: initial v.   momentum: m.   from_first: the first x replaces
-    `start`."""
+    """Exponential moving average v ← m·v + (1 − m)·x, where x is `new`.   start: initial v.   momentum: m.   from_first:
+    the first x replaces `start`."""
 
     value: Tensor
     seen: Tensor
@@ -127,7 +128,7 @@ class Average(nn.Module):
 
 class Pace(nn.Module):
     """Class learning pace (eq. 4): the last confident pseudo-label of each unlabeled image (−1: none yet), and the number of
-    images per class, σ. FlexMatch's memory of selected labels is the same."""
+    images per class, σ. FlexMatch's memory of selected labels is the same.   unlabeled, classes: M and C."""
 
     memory: Tensor
     counts: Tensor
@@ -155,8 +156,8 @@ class Pace(nn.Module):
         self.counts.index_add_(0, old.clamp_min(0), -(writes & (old >= 0)).long())
 
     def relative(self, dtype: torch.dtype, *, count_unselected: bool = False) -> Tensor:
-        """β(k) = σ(k) / max σ; 0 until an image is selected.   count_unselected: the number of images that were never
-        selected takes part in the maximum (FlexMatch's −1 bucket)."""
+        """β(k) = σ(k) / max σ [C], of this dtype; 0 until an image is selected.   count_unselected: the number of images
+        that were never selected takes part in the maximum (FlexMatch's −1 bucket)."""
         most = self.counts.max().clamp_min(1)
         if count_unselected:
             most = torch.maximum(most, len(self.memory) - self.counts.sum())

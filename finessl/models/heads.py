@@ -48,11 +48,11 @@ class Head(nn.Module):
         return cls(backbone.dim, len(classes), **options)
 
     def reset(self, generator: torch.Generator | None) -> None:
-        """Random initial weights."""
+        """Random initial weights, drawn from `generator`."""
         raise NotImplementedError
 
     def set(self, weight: Tensor) -> None:
-        """Start from the weights [C, dim], without a bias."""
+        """Start from `weight` [C, dim], without a bias."""
         raise NotImplementedError
 
     def exported(self, choice: Choice) -> tuple[Choice, Head]:

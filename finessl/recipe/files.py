@@ -14,7 +14,7 @@ MAX_TOML = 16 << 20  # bytes
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """'method.alpha=4' → ('method.alpha', 4); a value that is not TOML is a string."""
+    """The text 'method.alpha=4' → ('method.alpha', 4); a value that is not TOML is a string."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise FinesslError(f"--set {text!r} should read section.field=value, for example --set method.alpha=4.")

@@ -47,8 +47,8 @@ Positive = Annotated[float, Field(gt=0)]
 def declare(default: Any, help: str, *, unset: str = "", short: str | None = None) -> Any:
     """A field, with what `finessl --help`, `finessl list fields` and the documentation say of it.
 
-    help: what it is, and its unit.   unset: in words, what None means.   short: its name on the command line and in
-    `finessl.train`; a field without one is set by its dotted name.
+    default: its value where nothing is given.   help: what it is, and its unit.   unset: in words, what None means.
+    short: its name on the command line and in `finessl.train`; a field without one is set by its dotted name.
     """
     return Field(default, description=help, json_schema_extra={"unset": unset, "short": short})
 
@@ -161,6 +161,7 @@ class Recipe(Options):
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any], *, check: bool = True, source: bool = False) -> Recipe:
+        """The inverse of `tree`.   tree: nested dicts, as in the TOML file.   check, source: as in `read`."""
         return cls._build(tree, [], check, source)
 
     def with_fields(self, overrides: Mapping[str, Any], origin: str = "--set", *, check: bool = True) -> Recipe:
@@ -173,7 +174,7 @@ class Recipe(Options):
 
     @classmethod
     def restore(cls, file: Path) -> Recipe:
-        """The recipe that a run directory keeps: its fields are checked, its names are not."""
+        """The recipe that a run directory keeps in `file`: its fields are checked, its names are not."""
         tree = read_toml(file)
         version = tree.pop("format", 1)
         if not isinstance(version, int) or version > FORMAT:
@@ -217,7 +218,7 @@ class Recipe(Options):
         return recipe
 
     def checked(self, *, source: bool = False) -> Recipe:
-        """The recipe with every name and option checked, options in their declared types."""
+        """The recipe with every name and option checked, options in their declared types.   source: as in `read`."""
         return Recipe.from_tree(self.tree(), source=source)
 
     def tree(self) -> dict[str, Any]:
@@ -306,7 +307,7 @@ class Recipe(Options):
         return found
 
     def step_bytes(self, image_size: int | None = None) -> int:
-        """Bytes of one step's images in float32."""
+        """Bytes of one step's images in float32.   image_size: side in pixels; None: the recipe's, or 224."""
         side = image_size or self.data.image_size or 224
         images = self.train.batch_size * (1 + self.train.mu * (1 + self.data.strong_views))
         return images * side * side * 3 * 4

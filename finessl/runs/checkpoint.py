@@ -121,7 +121,7 @@ def save(folder: Path, step: int, trained: dict[str, Tensor], state: dict[str, A
 def newest(
     folder: Path, usable: Callable[[dict[str, Any]], bool] = lambda state: True
 ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """(trained, state) of the newest checkpoint that is whole and for whose state `usable` is true, or None."""
+    """(trained, state) of the newest checkpoint in `folder` that is whole and for whose state `usable` is true, or None."""
     for path in sorted(folder.glob("step-*"), reverse=True):
         found = load(path)
         if found is not None and usable(found[1]):
@@ -130,7 +130,7 @@ def newest(
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """(trained, state) of one checkpoint; None if it is damaged. Nothing in its files is executed."""
+    """(trained, state) of the checkpoint in the folder `path`; None if it is damaged. Nothing in its files is executed."""
     try:
         manifest = read_json(path / "manifest.json", Manifest)
         if len(manifest) < 2 or any(sha256(path / name) != entry["sha256"] for name, entry in manifest.items()):

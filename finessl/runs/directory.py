@@ -189,6 +189,7 @@ class RunDirectory:
             raise FinesslError(f"{error} Remove it and run the run's command again: it is written again.") from error
 
     def write_meta(self, meta: dict[str, Any]) -> None:
+        """Write `meta` as meta.json, which marks the run as finished."""
         with writing(self.meta_file, RESUMES):
             write_json(self.meta_file, meta)
 

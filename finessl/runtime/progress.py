@@ -72,7 +72,7 @@ class Display:
         self.progress.stop()
 
     def log(self, message: str | Text) -> None:
-        """Print a line above the bar."""
+        """Print `message` above the bar."""
         if not self.quiet:
             self.console.print(message)
 

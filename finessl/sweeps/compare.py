@@ -134,7 +134,7 @@ def without_misfits(cells: Sequence[Cell], log: Log = print) -> list[Cell]:
 
 
 def summarise(cells: Sequence[Cell]) -> list[Row]:
-    """One row per group, in the order of the grid, from finished runs."""
+    """One row per group of cells, in the order of the grid, from finished runs."""
     rows: dict[tuple[Any, ...], Row] = {}
     for cell in cells:
         row = rows.setdefault(cell.group, Row(cell.group))
@@ -149,7 +149,7 @@ def summarise(cells: Sequence[Cell]) -> list[Row]:
 
 
 def tabulate(rows: Sequence[Row], names: Sequence[str], caption: str) -> Tabulated:
-    """The table of a grid.   names: of the axes without the seed."""
+    """The table of a grid.   rows: from `summarise`.   names: of the axes without the seed.   caption: above it."""
     header = [*names, *(heading for heading, _ in METRICS.values()), "runs"]
     shown = [
         [*map(str, row.group), *(row.show(n, form) for n, (_, form) in METRICS.items()), f"{row.finished}/{row.wanted}"]

@@ -50,7 +50,8 @@ def train(
 ) -> dict[str, Any]:
     """Run the recipe in directory `out` to its end, from its last checkpoint; returns the content of meta.json.
 
-    dataset: images in memory, instead of the source that the recipe names.
+    settings: device, intervals and the like; None: the defaults.   dataset: images in memory, instead of the source that
+    the recipe names.
     """
     settings, run = settings or Settings(), RunDirectory(out)
     plugins.load(recipe.plugins, outside=run.path)

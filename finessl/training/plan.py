@@ -49,7 +49,7 @@ SHORT_RUN = {"head.init": "class-mean", "method.pace_reset": "never"}  # a short
 
 
 def read_budget(given: str | float | None) -> float | None:
-    """Seconds: "90", "90s", "15m", "2h" or a number; None stays open."""
+    """Seconds.   given: "90", "90s", "15m", "2h" or a number; None stays open."""
     if given is None:
         return None
     found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*(s|m|h|min)?\s*", str(given))
@@ -125,7 +125,8 @@ def make_plan(
     display: Display | None = None,
     clock: Clock = time.perf_counter,
 ) -> Plan:
-    """given: recipe fields by dotted name, which are taken as they are.   files: weights of backbones, by name."""
+    """given: recipe fields by dotted name, which are taken as they are.   budget: seconds; None: the default.   files: weights
+    of backbones, by name.   clock: for tests."""
     begun, display, target = clock(), display or Display(quiet=True), resolve_device(device)
     budget = budget or BUDGET.get(target.type, CPU_BUDGET)
     recipe = Recipe.read(None, given, source=True)

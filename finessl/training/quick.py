@@ -88,7 +88,8 @@ def quick(
     text_features: str | None = None,
     display: Display | None = None,
 ) -> Answer:
-    """Solve, choose and, with `out`, write a run. backbones: (name, weights file or None) to compare."""
+    """Solve, choose and, with `out`, write a run.   backbones: (name, weights file or None) to compare.   text_features:
+    FILE.npy with text features of the class names, for zero-shot; None: computed by a text tower."""
     started, display = time.monotonic(), display or Display(quiet=True)
     run = None if out is None else RunDirectory(out)
     if run is not None and run.holds_work() and run.recipe().method.name != METHOD:

@@ -174,7 +174,8 @@ def read_parquet(path: Path, wanted: Sequence[str]) -> tuple[dict[str, list[str]
 
 
 def files(root: Path, names: Sequence[str], where: Path) -> FileImages:
-    """The files of these names under `root`; an error counts those that are not there or are named twice."""
+    """The files of these names under `root`; an error counts those that are not there or are named twice.   where: what names
+    them, for the message."""
     root, sizes, missing = Path(root).resolve(), [], []
     seen: dict[tuple[int, int], list[str]] = {}
     for name in names:

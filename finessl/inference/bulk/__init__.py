@@ -74,6 +74,8 @@ def predict_bulk(
 ) -> Totals:
     """Predict all images of `inputs` (tar shards, folders, tables and lists of files, Parquet files with images).
 
+    run: its directory.   out: folder of the parts.   top: classes per image.   min_confidence, coverage: as in
+    `predict.abstain`.   results: what else to make of the parts.   weights: the backbone's file, if it moved.
     jobs: workers; by default one per core, or per GPU.   engine: local, or ray for many machines (`address` as in
     `finessl compare`), where the run, the inputs and `out` must have the same paths.
     """

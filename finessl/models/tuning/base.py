@@ -54,7 +54,8 @@ class Tuning:
 
 
 class Wrapper(nn.Module):
-    """Replaces a layer, `base`, and changes its output. `rows` selects output channels (vit.project)."""
+    """Replaces a layer, `base`, and changes its output.   x: input of the layer.   rows: output channels to compute
+    (vit.project).   model: the timm model that the layer is part of."""
 
     base: nn.Module
 
@@ -92,7 +93,8 @@ class Composed(Tuning):
 
 
 def transformer(encoder: Encoder, strategy: str) -> ViTEncoder:
-    """`encoder` if it has standard transformer blocks; otherwise a FinesslError that names strategies that work with it."""
+    """`encoder` if it has standard transformer blocks; otherwise a FinesslError that names strategies that work with it.
+    strategy: the name of the one that asks."""
     if isinstance(encoder, ViTEncoder):
         return encoder
     reason = unsupported(encoder.model) or "it has no transformer blocks"
@@ -102,7 +104,7 @@ def transformer(encoder: Encoder, strategy: str) -> ViTEncoder:
 
 
 def last_blocks(encoder: ViTEncoder, layers: int | None, strategy: str) -> Iterator[tuple[int, Any]]:
-    """(number, block) of the last `layers` blocks; None: all blocks."""
+    """(number, block) of the last `layers` blocks; None: all blocks.   strategy: its name, for messages."""
     count = encoder.depth if layers is None else layers
     if not 1 <= count <= encoder.depth:
         raise FinesslError(f"{strategy}: layers = {layers} should be between 1 and {encoder.depth}.")
@@ -116,10 +118,11 @@ def like(encoder: nn.Module) -> dict[str, Any]:
 
 
 def uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator | None) -> Tensor:
-    """Uniform numbers in ±bound, on the CPU in float32: a seed gives the same numbers for every device."""
+    """Uniform numbers in ±bound from `generator`, of this shape, on the CPU in float32: a seed gives the same numbers for every
+    device."""
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
 
 def normal(shape: tuple[int, ...], mean: float, deviation: float, generator: torch.Generator | None) -> Tensor:
-    """Normal numbers, on the CPU in float32."""
+    """Normal numbers of this shape, mean and standard deviation, from `generator`, on the CPU in float32."""
     return torch.empty(shape).normal_(mean, deviation, generator=generator)

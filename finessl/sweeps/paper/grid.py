@@ -63,9 +63,9 @@ def make_grid(
 ) -> Grid:
     """The grid of a table.
 
-    only: words that select rows, columns and strategies.   seeds: runs per entry.   scale: factor of the number of steps.
-    changes: dotted field → value, departures from the paper.   places: of data and weights.   train: False to show finished
-    runs only; then nothing is reported as missing.
+    out: folder of the runs.   only: words that select rows, columns and strategies.   seeds: runs per entry.   scale:
+    factor of the number of steps.   changes: dotted field → value, departures from the paper.   places: of data and
+    weights.   train: False to show finished runs only; then nothing is reported as missing.
     """
     changes = dict(changes or {})
     runs = find_runs(out)
