@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,18 +19,47 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device; make test-gpu runs it there"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FINESSL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def run_verb(*words: Any) -> str:
+    """The output of a command, which must succeed."""
+    from typer.testing import CliRunner
+
+    from finessl.cli import app
+
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def write_photos(
+    root: Path,
+    counts: dict[str, int],
+    classes: Sequence[str],
+    pixels: Callable[[int], np.ndarray],
+    name: str = "{}.png",
+) -> Path:
+    """root/<part>/<class>/0.png …   counts: images per class of each part.   pixels: an image of the k-th class."""
+    for part, count in counts.items():
+        for k, label in enumerate(classes):
+            (root / part / label).mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(pixels(k)).save(root / part / label / name.format(i))
+    return root
+
+
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder train/<class>/*.png, test/<class>/*.png that a tiny network learns in seconds: coloured stripes."""
-    root = tmp_path_factory.mktemp("shapes")
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 24), ("test", 8)):
-        for number, name in enumerate(("across", "diagonal", "down")):
-            folder = root / part / name
-            folder.mkdir(parents=True)
-            for i in range(count):
-                Image.fromarray(stripes(rng, number)).save(folder / f"{i:02d}.png")
-    return root
+    root, rng = tmp_path_factory.mktemp("shapes"), np.random.default_rng(0)
+    classes = ("across", "diagonal", "down")
+    return write_photos(root, {"train": 24, "test": 8}, classes, lambda k: stripes(rng, k), "{:02d}.png")
 
 
 def stripes(rng: np.random.Generator, kind: int, size: int = 32) -> np.ndarray:

@@ -10,26 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import finessl
-from finessl.cli import app
 from finessl.errors import FinesslError
 from finessl.inference.audit import error_rate, estimate, read_audit
 from finessl.inference.metrics import wilson
 
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FINESSL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-def run_verb(*words: Any) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+from .conftest import run_verb
 
 
 @pytest.fixture(scope="module")

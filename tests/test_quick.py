@@ -6,32 +6,17 @@ import csv
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import finessl
-from finessl.cli import app
 from finessl.errors import FinesslError
 from finessl.frozen import choose
 from finessl.models.backbones import candidate_backbones
 from finessl.training import quick as quick_run
 
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    """Features of the shapes are encoded once for all tests here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FINESSL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-def run_verb(*words: Any) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+from .conftest import run_verb
 
 
 @pytest.fixture(scope="module")

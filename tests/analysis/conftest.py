@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from finessl.data.sources import open_dataset
 from finessl.data.splits import make_split
 from finessl.recipe import Recipe
+
+from ..conftest import write_photos
 
 BINS = 100
 
@@ -42,16 +43,12 @@ def diagnostics(step: int, pseudo: list[int], right: int = 6) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders train/<class>, test/<class> of three classes, one with markup in its name; each class has its colour."""
-    root = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 12), ("test", 6)):
-        for k, name in enumerate(("ash", "<b>birch&co", "cedar")):
-            (root / part / name).mkdir(parents=True)
-            for i in range(count):
-                pixels = rng.integers(0, 90, (40, 30, 3))
-                pixels[..., k] += 150
-                Image.fromarray(pixels.astype(np.uint8)).save(root / part / name / f"{i}.png")
-    return root
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+
+    def pixels(k: int) -> np.ndarray:
+        return (rng.integers(0, 90, (40, 30, 3)) + 150 * np.eye(3, dtype=int)[k]).astype(np.uint8)
+
+    return write_photos(root, {"train": 12, "test": 6}, ("ash", "<b>birch&co", "cedar"), pixels)
 
 
 @pytest.fixture

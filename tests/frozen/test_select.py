@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from finessl.cli import app
 from finessl.cli.select import check_target, takes_labels
@@ -18,6 +17,8 @@ from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
 from finessl.frozen import select
 from finessl.frozen.select import Picker, herd, select_images, unit
+
+from ..conftest import run_verb
 
 Clouds = tuple[np.ndarray, np.ndarray]
 
@@ -98,12 +99,6 @@ def test_uncertain_images_count_more() -> None:
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
-
-
-def run_verb(*words: Any) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

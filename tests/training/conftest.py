@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from finessl.recipe import Recipe
 from finessl.runs import checkpoint
 from finessl.training.loop import Settings, train
+
+from ..conftest import write_photos
 
 # For `shapes`: a small transformer with weights drawn at random.
 TINY = {
@@ -60,15 +61,12 @@ def train_until(step: int, recipe: Recipe, out: Path, settings: Settings = QUICK
 
 @pytest.fixture(scope="session")
 def made_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photos") / "photos"
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 8), ("test", 4)):
-        for level, name in ((60, "dark"), (180, "light")):
-            (root / part / name).mkdir(parents=True)
-            for i in range(count):
-                pixels = rng.integers(level - 40, level + 40, (32, 32, 3), np.uint8)
-                Image.fromarray(pixels).save(root / part / name / f"{i}.bmp")
-    return root
+    root, rng = tmp_path_factory.mktemp("photos") / "photos", np.random.default_rng(0)
+
+    def pixels(k: int) -> np.ndarray:
+        return rng.integers((20, 140)[k], (100, 220)[k], (32, 32, 3), np.uint8)
+
+    return write_photos(root, {"train": 8, "test": 4}, ("dark", "light"), pixels, "{}.bmp")
 
 
 @pytest.fixture(scope="session")

@@ -21,23 +21,14 @@ from finessl.training.loop import Settings, train
 from finessl.training.settings import evaluation_interval
 from finessl.training.step import TrainingStep, lr_factor
 
-from .conftest import train_until
+from .conftest import TINY, train_until
 
-TINY = {
-    "model.backbone": "vit_tiny_patch16_224",
-    "model.pretrained": False,
-    "data.image_size": 32,
-    "split.labels_per_class": 4,
-    "train.batch_size": 4,
-    "train.steps": 12,
-    "train.epoch_steps": 5,
-    "train.lr": 0.01,
-}
+SHORT = {**TINY, "train.steps": 12, "train.epoch_steps": 5, "train.lr": 0.01}
 SETTINGS = Settings(device="cpu", log_every=3, checkpoint_seconds=0.0, quiet=True)
 
 
 def recipe(data: Path, **changes: object) -> Recipe:
-    return Recipe.read(None, {**TINY, "data.source": str(data), **changes})
+    return Recipe.read(None, {**SHORT, "data.source": str(data), **changes})
 
 
 def trained(run: Path) -> dict[str, torch.Tensor]:
@@ -180,7 +171,7 @@ def test_ten_evaluations_are_enough(steps: int, epoch: int, every: int) -> None:
 
 def test_a_short_run_records_and_evaluates_about_ten_times(shapes: Path, tmp_path: Path) -> None:
     """The method's epochs stay as they are; only the records come more often."""
-    fields = {**TINY, "data.source": str(shapes), "train.steps": 20, "train.epoch_steps": 500}
+    fields = {**SHORT, "data.source": str(shapes), "train.steps": 20, "train.epoch_steps": 500}
     recipe = Recipe.read(None, fields)
     train(recipe, tmp_path / "run", Settings(device="cpu", quiet=True))
     rows = RunDirectory(tmp_path / "run").metrics()
