@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fuzz.harness import Box, start_fork, wait
+from fuzz.harness import Box
+from fuzz.processes import start_fork, wait
 
 CLASSES = ("ant", "bee", "cow")
 # timm's smallest network with random weights: a training takes a fraction of a second.

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 from fuzz.base import FAST, SMALL
-from fuzz.harness import NOT_BEGUN, Box, kind
+from fuzz.harness import Box, kind
+from fuzz.processes import NOT_BEGUN
 from fuzz.runs import compare_runs
 
 METHODS = (
