@@ -163,13 +163,12 @@ def test_mistakes_are_found_before_an_image_is_read(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from finessl.runs import inputs
-    from finessl.training import experiment
 
     def never(*arguments: object, **options: object) -> None:
         raise AssertionError("the data was opened")
 
     monkeypatch.setattr(inputs, "open_dataset", never)
-    monkeypatch.setattr(experiment, "create_backbone", never)
+    monkeypatch.setattr(inputs, "create_backbone", never)
     with pytest.raises(FinesslError, match="did you mean rank(.|\n)*did you mean threshold"):
         call("train", shapes, "--out", tmp_path / "run", "-n", "2", *TINY, "--method", "fixmatch",
              "--set", "method.treshold=0.9", "--tuning", "lora", "--set", "tuning.rnk=3")  # fmt: skip

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from finessl.cli import app
-from finessl.cli.grid import Format, engine_options, note, report
-from finessl.cli.options import Data, Fields, Plugins, Set, Text, Texts, recipe_options
+from finessl.cli.grid import Format, engine_options, report
+from finessl.cli.options import Data, Fields, Plugins, Set, Text, Texts, note, recipe_options
 
 
 @app.command(no_args_is_help=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from finessl.cli import app
-from finessl.cli.options import Device, Fields, Json, Moved, Plugins, Run, recipe_options
+from finessl.cli.options import Device, Fields, Json, Moved, Plugins, Run, note, recipe_options
 
 if TYPE_CHECKING:
     from finessl.inference.evaluate import Evaluation
@@ -43,8 +43,6 @@ def evaluate(
 
     Uses the run's test images, or other labeled images. Images that training used are not measured.
     """
-    import sys
-
     from finessl.inference.evaluate import evaluate_run
     from finessl.runtime.progress import Display
 
@@ -54,7 +52,7 @@ def evaluate(
             progress=partial(display.update, "evaluating"),
         )  # fmt: skip
     for image, reason in result.unreadable:
-        print(f"finessl: skipped {image}: {reason}", file=sys.stderr)
+        note(f"finessl: skipped {image}: {reason}")
     if json_:
         import json
         from dataclasses import asdict
@@ -85,5 +83,5 @@ def show(run: Path, result: Evaluation) -> None:
     )
     if count := len(result.unreadable):
         out.print(f"{count_of(count, 'image')} could not be read and {'is' if count == 1 else 'are'} not counted.")
-    for note in result.notes:
-        out.print(note)
+    for sentence in result.notes:
+        out.print(sentence)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from typing import Annotated
 
 import typer
@@ -45,8 +44,3 @@ def report(failed: dict[str, str], cells: int) -> None:
             f"{len(failed)} of {cells} cells failed ({'; '.join(f'{name}: {why}' for name, why in failed.items())}). "
             "The same command tries them again."
         )
-
-
-def note(message: str) -> None:
-    """Aside from the table, which may go to a file."""
-    print(message, file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,6 +61,11 @@ FeatureBackbone = Annotated[
 
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def note(message: str) -> None:
+    """Print to standard error: the output itself may go to a file."""
+    print(message, file=sys.stderr)
 
 
 def option_group(parameter: str, options: Callable[[], list[inspect.Parameter]]) -> Decorator:

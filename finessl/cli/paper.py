@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finessl.cli import app
-from finessl.cli.grid import Format, engine_options, note, report
-from finessl.cli.options import Plugins, Set, Text, Texts
+from finessl.cli.grid import Format, engine_options, report
+from finessl.cli.options import Plugins, Set, Text, Texts, note
 
 if TYPE_CHECKING:
     from finessl.sweeps.paper.grid import Grid

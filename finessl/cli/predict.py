@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from finessl.cli import app
-from finessl.cli.options import Device, Moved, Plugins, Run
+from finessl.cli.options import Device, Moved, Plugins, Run, note
 
 if TYPE_CHECKING:
     from finessl.inference.bulk import Results
@@ -118,23 +119,15 @@ def predict_at_once(
     embed: bool,
     options: dict[str, Any],
 ) -> Predictions:
-    import sys
-
     from finessl.inference.predict import abstain, predict_files
     from finessl.runtime.progress import Display
 
     with Display() as display:
-        found = predict_files(
-            run,
-            images,
-            embed=embed,
-            progress=lambda done, total: display.update("predicting", done, total),
-            **options,
-        )
+        found = predict_files(run, images, embed=embed, progress=partial(display.update, "predicting"), **options)
     for path, reason in found.broken:
-        print(f"finessl: skipped {path}: {reason}", file=sys.stderr)
-    for note in found.notes:
-        print(f"finessl: {note}", file=sys.stderr)
+        note(f"finessl: skipped {path}: {reason}")
+    for sentence in found.notes:
+        note(f"finessl: {sentence}")
     if min_confidence is not None or coverage is not None:
         print_labeled(run, abstain(found, min_confidence, coverage), len(found.rows), min_confidence)
     return found
@@ -143,8 +136,6 @@ def predict_at_once(
 def write_answers(
     found: Predictions, out: Path | None, embeddings: Path | None, sort_into: Path | None, *, excel: bool, link: bool
 ) -> None:
-    import sys
-
     from finessl.data.dataset import count_of
     from finessl.inference.output import csv_lines, write_embeddings, write_rows
     from finessl.inference.sorting import sort_into as sort_images
@@ -153,23 +144,21 @@ def write_answers(
         write_embeddings(embeddings, [([row[0] for row in found.rows], found.embeddings)])
     if sort_into is not None:
         added = sort_images(sort_into, [(Path(row[0]), row[1]) for row in found.rows], found.classes, link=link)
-        print(f"{sort_into}: {count_of(added, 'image')} added", file=sys.stderr)
+        note(f"{sort_into}: {count_of(added, 'image')} added")
     if out is None:
         for line in csv_lines(found.columns, found.rows, excel):
-            sys.stdout.write(line.decode().replace("\r\n", "\n"))
+            print(line.decode().replace("\r\n", "\n"), end="")
         return
     write_rows(out, found.columns, found.rows, excel=excel)
     print(f"{out}: {count_of(len(found.rows), 'prediction')}")
 
 
 def print_labeled(run: Path, labeled: int, images: int, min_confidence: float | None) -> None:
-    import sys
-
     from finessl.data.dataset import count_of
 
-    print(f"labeled {labeled:,} of {count_of(images, 'image')} ({labeled / images:.1%})", file=sys.stderr)
+    note(f"labeled {labeled:,} of {count_of(images, 'image')} ({labeled / images:.1%})")
     if min_confidence is not None:
-        print(stated_error(run, min_confidence), file=sys.stderr)
+        note(stated_error(run, min_confidence))
 
 
 def stated_error(run: Path, min_confidence: float) -> str:
@@ -191,33 +180,23 @@ def stated_error(run: Path, min_confidence: float) -> str:
 
 
 def predict_parts(run: Path, images: list[Path], out: Path, *, results: Results, **options: Any) -> None:
-    import sys
-
     from finessl.data.dataset import count_of
     from finessl.inference.bulk import predict_bulk
     from finessl.runtime.progress import Display
 
     with Display() as display:
-        totals = predict_bulk(
-            run,
-            images,
-            out,
-            results=results,
-            progress=lambda done, total: display.update("parts", done, total),
-            **options,
-        )
+        totals = predict_bulk(run, images, out, results=results, progress=partial(display.update, "parts"), **options)
     for path, reason in totals.examples:
-        print(f"finessl: skipped {path}: {reason}", file=sys.stderr)
+        note(f"finessl: skipped {path}: {reason}")
     for source, count in totals.broken_in.most_common(10):
-        print(f"finessl: {source}: {count_of(count, 'image')} could not be read", file=sys.stderr)
+        note(f"finessl: {source}: {count_of(count, 'image')} could not be read")
     if totals.broken:
-        print(
+        note(
             f"finessl: {count_of(totals.broken, 'image')} in {count_of(len(totals.broken_in), 'input')} could not be "
-            f"read; {out}/skipped.csv lists them.",
-            file=sys.stderr,
+            f"read; {out}/skipped.csv lists them."
         )
     if options["min_confidence"] is not None or options["coverage"] is not None:
         print_labeled(run, totals.labeled, totals.images, options["min_confidence"])
     if results.sort_into is not None:
-        print(f"{results.sort_into}: {count_of(totals.added, 'image')} added", file=sys.stderr)
+        note(f"{results.sort_into}: {count_of(totals.added, 'image')} added")
     print(f"{out}: {count_of(totals.images, 'prediction')} in {count_of(totals.parts, 'part')}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from finessl.cli import app
-from finessl.cli.options import Compile, Device, Moved, Plugins, Quiet, Text
+from finessl.cli.options import Compile, Device, Moved, Plugins, Quiet, Text, note
 
 
 @app.command(no_args_is_help=True)
@@ -35,7 +34,7 @@ def resume(
     directory = RunDirectory(run)
     recipe = directory.recipe()
     if recipe.method.name == QUICK and directory.finished():  # no training method: there is nothing to resume
-        print(f"{run} is finished: nothing to do. finessl quick wrote it.", file=sys.stderr)
+        note(f"{run} is finished: nothing to do. finessl quick wrote it.")
         return
     moved = {"data.source": data, "data.root": root, "model.weights": weights}
     if given := {name: place for name, place in moved.items() if place is not None}:

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from finessl.cli.bench import bench, bench_recipe, print_rates
-from finessl.cli.grid import note
-from finessl.cli.options import Compile, Device, Fields, Json, Moved, recipe_options
+from finessl.cli.options import Compile, Device, Fields, Json, Moved, note, recipe_options
 
 
 @bench.command()

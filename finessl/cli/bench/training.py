@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from finessl.cli.bench import bench, bench_recipe
-from finessl.cli.grid import note
-from finessl.cli.options import Compile, Device, Fields, Json, recipe_options
+from finessl.cli.options import Compile, Device, Fields, Json, note, recipe_options
 
 BASE = "vpt-deep"  # the strategy that the others are compared with
 
