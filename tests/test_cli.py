@@ -15,7 +15,10 @@ from PIL import Image
 
 import finessl
 from finessl.cli import app
+from finessl.cli.train import show_summary
 from finessl.errors import FinesslError
+from finessl.recipe import Recipe
+from finessl.runs.directory import RunDirectory
 
 from .conftest import TINY
 
@@ -179,6 +182,19 @@ def test_mistakes_are_found_before_an_image_is_read(
     with pytest.raises(FinesslError, match="there is no such folder or file(.|\n)*did you mean fixmatch"):
         call("train", tmp_path / "nowhere", "--method", "fixmach")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_summary_of_a_supervised_run_names_no_unlabeled_images(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for method, line in (
+        ("supervised", "used │ 12 labeled images"),
+        ("finessl", "used with / without label │ 12 / 72 images"),
+    ):
+        run = RunDirectory(tmp_path / method)
+        run.open(Recipe.read(None, {"method.name": method}))
+        show_summary(run.path, RunDirectory(tiny_run).meta())
+        assert line in " ".join(capsys.readouterr().out.split())
 
 
 def test_unwritable_place(shapes: Path, tmp_path: Path) -> None:

@@ -77,6 +77,12 @@ def test_counts_and_groups(make_vit: Make) -> None:
         ("backbone", 1e-5, 5e-4, 1),
         ("heads", 0.03, 5e-4, 4),
     ]
+    network.encoder.no_weight_decay.add("prompts")
+    groups = network.parameter_groups(lr=0.03, weight_decay=5e-4)
+    assert [(g["name"], g["weight_decay"], len(g["params"])) for g in groups] == [
+        ("backbone", 0.0, 1),
+        ("heads", 5e-4, 4),
+    ]
     groups = build(make_vit(), "linear").parameter_groups(lr=0.1, weight_decay=0.0)
     assert [(g["name"], g["lr"]) for g in groups] == [("heads", 0.1)]
     torch.optim.SGD(groups, momentum=0.9)  # an optimizer takes them
