@@ -21,8 +21,8 @@ def test_container_with_a_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_decoding_uses_the_cores_that_are_granted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from finessl.data import pixel_store as store
+    from finessl.data import reading
 
-    monkeypatch.setattr(store, "usable_cores", lambda: 3)
-    with store.thread_pool(None) as pool:
+    monkeypatch.setattr(reading, "usable_cores", lambda: 3)
+    with reading.thread_pool(None) as pool:
         assert pool._max_workers == 3

@@ -15,9 +15,10 @@ from finessl.bench.data import Rate
 from finessl.bench.scale import write_originals, write_set
 from finessl.bench.step import encoder_flops, synthetic
 from finessl.bench.timing import matmul_rate, milliseconds
+from finessl.data.reading import reader
 from finessl.data.sources import open_dataset
 from finessl.inference.classifier import Classifier
-from finessl.inference.evaluate import predict_images, reader
+from finessl.inference.evaluate import predict_images
 from finessl.models.build import compile_encoder
 from finessl.models.encoder import Encoder
 from finessl.recipe import Recipe

@@ -7,7 +7,6 @@ labels that contradict each other or look wrong to a backbone, and classes with 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,8 +16,8 @@ from finessl.data.dataset import Dataset, count_of, left_out, some, warnings_not
 from finessl.data.decoding import ImageError, opened, pillow_warnings, shrunk
 from finessl.data.images import ArrayImages, Images
 from finessl.data.near_duplicates import Signatures, content_hash, equal_groups, join_pairs, near_pairs
+from finessl.data.reading import thread_pool
 from finessl.runtime.callbacks import Count, no_count
-from finessl.runtime.machine import usable_cores
 
 SIDE = 64  # pixels of the shorter side at which images are compared
 MIN_LABELS = 4  # labeled images per class
@@ -148,18 +147,14 @@ def look(
                 broken.append((start + i, str(error)))
         return len(rows)
 
-    with ThreadPoolExecutor(workers or usable_cores()) as pool:
+    with thread_pool(workers) as pool:
         jobs = []
         for images, start in zip(parts, (0, len(dataset.train)), strict=False):
             rows = (range(first, min(first + 32, len(images))) for first in range(0, len(images), 32))
             jobs += [pool.submit(look_at, images, start, task) for task in rows]
-        try:
-            for job in jobs:
-                done += job.result()
-                progress(done, total)
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        for job in jobs:
+            done += job.result()
+            progress(done, total)
     return signatures, sizes, sorted(broken)
 
 

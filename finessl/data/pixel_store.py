@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +23,9 @@ from finessl.data.identity import content_digest, written_digest
 from finessl.data.images import ArrayImages, Images
 from finessl.data.pixel_file import PixelBuffer, PixelFile, locked
 from finessl.data.pixel_ops import upload
+from finessl.data.reading import thread_pool
 from finessl.errors import FinesslError
 from finessl.runtime.callbacks import Count, no_count
-from finessl.runtime.machine import usable_cores
 
 TASK = 8  # images per task of a worker
 ROUND = 1 << 30  # bytes decoded between two records of a build's progress
@@ -243,17 +242,6 @@ class Fit:
             except ImageError as error:
                 failures.append((i, str(error)))
         return len(indices), failures
-
-
-@contextmanager
-def thread_pool(workers: int | None) -> Iterator[ThreadPoolExecutor]:
-    """Threads that stop soon when the program is interrupted, instead of working off what is queued."""
-    with ThreadPoolExecutor(workers or usable_cores()) as pool:
-        try:
-            yield pool
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
 
 
 def rounds(sizes: np.ndarray) -> Iterator[tuple[int, int]]:

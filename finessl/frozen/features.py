@@ -22,7 +22,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,16 +32,16 @@ import PIL
 import torch
 
 from finessl.data.dataset import Dataset, broken_files
-from finessl.data.decoding import ImageError, squash
+from finessl.data.decoding import ImageError
 from finessl.data.folder_index import cache_folder
 from finessl.data.images import Images
 from finessl.data.pixel_file import locked
+from finessl.data.reading import read_ahead
 from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
 from finessl.models.build import store_frozen
 from finessl.models.forward import forward_pixels
 from finessl.runtime.callbacks import Count, Progress, no_progress
-from finessl.runtime.machine import usable_cores
 
 VERSION = 1
 KEY = 16  # bytes of an image's digest
@@ -200,38 +200,18 @@ class FrozenEncoder:
         self, images: Images, positions: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray, list[tuple[int, str]]]]:
         """Chunks of (positions, float16 features, broken images), in order."""
-        size = self.backbone.image_size
-
-        def read(i: int) -> np.ndarray | ImageError:
-            try:
-                return squash(images.read(i, square=size), size)
-            except ImageError as error:
-                return error
-
-        with ThreadPoolExecutor(usable_cores()) as pool:
-            batches = [positions[start : start + self.batch] for start in range(0, len(positions), self.batch)]
-            ahead: list[Future[np.ndarray | ImageError]] = []
-            kept, rows, broken = [], [], []
-            try:
-                ahead = [pool.submit(read, i) for i in batches[0].tolist()] if batches else []
-                for number, batch in enumerate(batches):
-                    loaded = [future.result() for future in ahead]
-                    following = batches[number + 1].tolist() if number + 1 < len(batches) else []
-                    ahead = [pool.submit(read, i) for i in following]
-                    found = list(zip(batch.tolist(), loaded, strict=True))
-                    good = [(i, image) for i, image in found if isinstance(image, np.ndarray)]
-                    broken += [(i, str(error)) for i, error in found if isinstance(error, ImageError)]
-                    if good:
-                        kept += [i for i, _ in good]
-                        rows.append(self.forward(np.stack([image for _, image in good])))
-                    if len(kept) + len(broken) >= CHUNK or not following:
-                        joined = np.concatenate(rows) if rows else np.empty((0, self.backbone.dim), np.float16)
-                        yield np.array(kept, np.int64), joined, broken
-                        kept, rows, broken = [], [], []
-            except BaseException:
-                for future in ahead:
-                    future.cancel()
-                raise
+        kept: list[int] = []
+        rows, broken, left = [], [], len(positions)
+        for found, good, failed in read_ahead(images, positions.tolist(), self.backbone.image_size, self.batch):
+            kept += found
+            broken += failed
+            left -= len(found) + len(failed)
+            if good:
+                rows.append(self.forward(np.stack(good)))
+            if len(kept) + len(broken) >= CHUNK or not left:
+                joined = np.concatenate(rows) if rows else np.empty((0, self.backbone.dim), np.float16)
+                yield np.array(kept, np.int64), joined, broken
+                kept, rows, broken = [], [], []
 
     @torch.inference_mode()
     def forward(self, pixels: np.ndarray) -> np.ndarray:

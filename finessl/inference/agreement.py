@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from finessl.data.images import Images
+from finessl.data.reading import reader
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
 from finessl.inference.audit import opened
-from finessl.inference.evaluate import reader, run_folder
+from finessl.inference.evaluate import run_folder
 from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import open_source
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from finessl.data.dataset import Dataset, broken_files, count_of, some, warnings_note
-from finessl.data.decoding import ImageError, pillow_warnings, squash
+from finessl.data.decoding import ImageError, pillow_warnings
 from finessl.data.images import Images
+from finessl.data.reading import read_ahead
 from finessl.data.sources import open_dataset
 from finessl.data.splits import Split
 from finessl.errors import FinesslError
@@ -223,18 +224,6 @@ def digests(images: Images, positions: np.ndarray) -> Iterator[tuple[int, bytes]
 # ---- images through the classifier ----------------------------------------------------------------------------------
 
 
-def reader(images: Images, size: int) -> Callable[[int], np.ndarray | ImageError]:
-    """Position → the image at the model's input size (squashed, as in evaluation), or why it cannot be read."""
-
-    def read(i: int) -> np.ndarray | ImageError:
-        try:
-            return squash(images.read(i, square=size), size)
-        except ImageError as error:
-            return error
-
-    return read
-
-
 def predict_images(
     classifier: Classifier,
     images: Images,
@@ -247,18 +236,9 @@ def predict_images(
 
     answer: what to compute of a batch instead of probabilities.   threads: for decoding; None: one per core.
     """
-    read = reader(images, classifier.image_size)
-    answer = answer or classifier.predict_proba
+    answer, done = answer or classifier.predict_proba, 0
     classifier.expect(len(images))
-    with ThreadPoolExecutor(threads or usable_cores()) as pool:
-        starts = list(range(0, len(images), BATCH))
-        ahead = [pool.submit(read, i) for i in range(min(BATCH, len(images)))]
-        for start in starts:
-            loaded = [future.result() for future in ahead]
-            following = range(start + BATCH, min(start + 2 * BATCH, len(images)))
-            ahead = [pool.submit(read, i) for i in following]
-            good = [(start + i, image) for i, image in enumerate(loaded) if isinstance(image, np.ndarray)]
-            broken = [(start + i, str(error)) for i, error in enumerate(loaded) if isinstance(error, ImageError)]
-            positions = np.array([i for i, _ in good], np.int64)
-            yield positions, answer([image for _, image in good]), broken
-            progress(start + len(loaded), len(images))
+    for positions, good, broken in read_ahead(images, range(len(images)), classifier.image_size, BATCH, threads):
+        yield np.array(positions, np.int64), answer(good), broken
+        done += len(positions) + len(broken)
+        progress(done, len(images))
