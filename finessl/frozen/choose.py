@@ -16,7 +16,7 @@ from torch import Tensor
 
 from finessl.frozen.neighbours import Graph, build_graph
 from finessl.frozen.solvers import Distiller, Solution, class_means, em, propagate, ridge
-from finessl.runtime.callbacks import Progress
+from finessl.runtime.callbacks import Progress, no_progress
 
 SOLVERS = {
     "means": "class means",
@@ -107,7 +107,7 @@ def choose_solver(
     classes: int,
     *,
     extra: Mapping[str, tuple[Solution, np.ndarray]] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Choice:
     """Solve with every solver that fits the data, and choose one.
 
@@ -120,10 +120,9 @@ def choose_solver(
     folds = assign_folds(y[labeled].cpu().numpy(), classes)
     candidates = []
     for number, name in enumerate(names):
-        if progress:
-            progress(f"solving: {SOLVERS[name]}", number, len(names))
+        progress(f"solving: {SOLVERS[name]}", number, len(names))
         if name in TRANSDUCTIVE:
-            if progress and not pile.linked:
+            if not pile.linked:
                 progress("finding nearest neighbours", number, len(names))
             pile.graph  # noqa: B018 - shared by both: not part of one solver's time
         start = time.perf_counter()

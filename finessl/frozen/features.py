@@ -41,7 +41,7 @@ from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
 from finessl.models.build import store_frozen
 from finessl.models.forward import forward_pixels
-from finessl.runtime.callbacks import Count, Progress, no_progress
+from finessl.runtime.callbacks import Count, Progress, no_count, no_progress
 
 VERSION = 1
 KEY = 16  # bytes of an image's digest
@@ -71,7 +71,7 @@ def encode_images(
     encoder: FrozenEncoder,
     *,
     cache_dir: Path | None = None,
-    progress: Count | None = None,
+    progress: Count = no_count,
 ) -> Features:
     """Features of all images: from the cache where they are, computed and added to it where they are not.
 
@@ -90,7 +90,7 @@ def encode_images(
             readable[[i for i, _ in failures]] = False
         _, first = np.unique(as_text(keys), return_index=True)  # equal images are encoded once
         todo = np.sort(first[(place[first] < 0) & readable[first]])
-        if progress and len(todo):
+        if len(todo):
             progress(0, len(todo))
         done = 0
         for positions, rows, broken in encoder.encode(images, todo):
@@ -98,8 +98,7 @@ def encode_images(
             store.add_broken({keys[i].tobytes(): reason for i, reason in broken})
             failures += broken
             done += len(positions) + len(broken)
-            if progress:
-                progress(done, len(todo))
+            progress(done, len(todo))
         place = store.find(keys)
     unreadable = {i for i, _ in failures}
     reasons = {keys[i].tobytes(): reason for i, reason in failures}

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from finessl.errors import FinesslError
 from finessl.frozen.choose import CROWD, DEFAULT, FALLBACK, LARGEST, Pile, representatives
 from finessl.frozen.solvers import BLOCK, as_tensor, feature_centre, prepare
-from finessl.runtime.callbacks import Progress
+from finessl.runtime.callbacks import Progress, no_progress
 
 STRATEGIES = ("herding", "typical", "random")
 Strategy = Literal["herding", "typical", "random"]
@@ -54,7 +54,7 @@ def select_images(
     strategy: Strategy = "herding",
     seed: int = 0,
     device: torch.device | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Selection:
     """The next `count` images to label.
 
@@ -113,7 +113,7 @@ class Picker:
             self.add(image)
 
 
-def herd(picker: Picker, count: int, weights: Tensor | None, seed: int, progress: Progress | None = None) -> None:
+def herd(picker: Picker, count: int, weights: Tensor | None, seed: int, progress: Progress = no_progress) -> None:
     """Greedy maximisation of C(L) = Σ_j u_j max_{i ∈ L} k(x_j, x_i) over the reference images j."""
     x = picker.x
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
@@ -127,8 +127,7 @@ def herd(picker: Picker, count: int, weights: Tensor | None, seed: int, progress
     for part in pool.split(max((1 << 24) // max(len(sample), 1), 1)):  # rows of the kernel per block
         gains[done : done + len(part)] = gain(x[part], reference, covered, u)
         done += len(part)
-        if progress:
-            progress("comparing images", done, len(pool))
+        progress("comparing images", done, len(pool))
     gains[picker.taken[pool]] = -1.0
     fresh = torch.full((len(pool),), -1, dtype=torch.int64, device=x.device)  # pick at which a gain was computed
     while len(picker.chosen) < count:
@@ -144,8 +143,7 @@ def herd(picker: Picker, count: int, weights: Tensor | None, seed: int, progress
         gains[top.indices[0]] = -1.0
         if picker.add(best):
             covered = torch.maximum(covered, kernel(x[best : best + 1], reference)[0])
-            if progress:
-                progress("choosing images", len(picker.chosen), count)
+            progress("choosing images", len(picker.chosen), count)
 
 
 def kernel(a: Tensor, b: Tensor) -> Tensor:
