@@ -38,7 +38,8 @@ def test_example_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "my_method.py").write_text(example(), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(METHODS, "entries", dict(METHODS.entries))
-    monkeypatch.delitem(sys.modules, "my_method", raising=False)
+    monkeypatch.setitem(sys.modules, "my_method", None)  # removed after the test
+    del sys.modules["my_method"]
     __import__("my_method")  # registers itself
     assert "relative-threshold" in METHODS
     method = create("relative-threshold", task(steps=60), {"ratio": "1.0", "momentum": "0.5"})
