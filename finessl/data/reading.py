@@ -46,7 +46,7 @@ def read_ahead(
     read, parts = reader(images, size), [positions[start : start + batch] for start in range(0, len(positions), batch)]
     with thread_pool(threads) as pool:
         ahead = [pool.submit(read, i) for part in parts[:1] for i in part]
-        for part, following in zip(parts, [*parts[1:], []], strict=True):
+        for part, following in zip(parts, [*parts[1:], []], strict=False):  # without positions, there is no part
             found = list(zip(part, [future.result() for future in ahead], strict=True))
             ahead = [pool.submit(read, i) for i in following]
             good = [(i, image) for i, image in found if isinstance(image, np.ndarray)]
