@@ -29,14 +29,18 @@ SCROLL = """async ({seconds, rows}) => {
     return !inView.length || !inView.every((cell) => loaded(cell.querySelector('img')));
   };
   const side = grid.querySelector('.cell').getBoundingClientRect().height, begun = performance.now();
-  let last = begun, since = null, longest = 0, jumps = 0;
+  const longest = {scroll: 0, jump: 0};
+  let last = begun, since = null, after = 'scroll', jumps = 0;
   await new Promise((done) => {
     const frame = (now) => {
       frames.push(now - last);
-      if (blank()) longest = Math.max(longest, now - (since ??= last)); else since = null;
+      if (blank()) longest[after] = Math.max(longest[after], now - (since ??= last));
+      else [since, after] = [null, 'scroll'];
       const jump = Math.floor((now - begun) / 1000);  // once a second to another place, as by the scroll bar
-      if (jump > jumps) grid.scrollTop = (grid.scrollHeight * (jumps = jump) * 0.618) % (grid.scrollHeight - 2 * box.height);
-      else grid.scrollTop += rows * side * (now - last) / 1000;
+      if (jump > jumps) {
+        grid.scrollTop = (grid.scrollHeight * (jumps = jump) * 0.618) % (grid.scrollHeight - 2 * box.height);
+        after = 'jump';
+      } else grid.scrollTop += rows * side * (now - last) / 1000;
       last = now;
       now - begun < 1000 * seconds ? requestAnimationFrame(frame) : done();
     };
@@ -44,7 +48,7 @@ SCROLL = """async ({seconds, rows}) => {
   });
   frames.sort((a, b) => a - b);
   const at = (share) => frames[Math.floor(frames.length * share)];
-  return {longest_blank_ms: longest, frame_p50_ms: at(0.5), frame_p99_ms: at(0.99)};
+  return {scroll_blank_ms: longest.scroll, jump_blank_ms: longest.jump, frame_p50_ms: at(0.5), frame_p99_ms: at(0.99)};
 }"""
 
 
