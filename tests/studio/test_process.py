@@ -25,7 +25,7 @@ from finessl.studio.trained import read_trained, start_predicting
 
 
 def test_kill_at_random_points_loses_nothing(photos, tmp_path):
-    """Whatever was answered is there after SIGKILL; the next start goes on."""
+    """Whatever was answered is there after SIGKILL, single labels and whole walls; the next start goes on."""
     seed = int(time.time())
     rng, acknowledged = random.Random(seed), {}
     for _ in range(3):
@@ -42,13 +42,16 @@ def test_kill_at_random_points_loses_nothing(photos, tmp_path):
                     running.ask("/api/classes", {"add": name})
             after = rng.uniform(0.0, 1.5)
             killer = subprocess.Popen(["sh", "-c", f"sleep {after:.3f}; kill -9 {running.process.pid}"])
-            pending = None
+            pending = {}
             try:
                 while True:
-                    image, number = rng.randrange(45), rng.choice([0, 1, 2, None])
-                    pending = (image, number)
-                    assert "events" in running.ask("/api/label", {"image": image, "class": number})
-                    acknowledged[image] = number
+                    images, number = rng.sample(range(45), rng.choice([1, 1, 6])), rng.choice([0, 1, 2, None])
+                    pending = dict.fromkeys(images, number)
+                    one = {"image": images[0], "class": number}
+                    wall = {"images": images, "class": number}
+                    path, body = ("/api/label", one) if len(images) == 1 else ("/api/labels", wall)
+                    assert "events" in running.ask(path, body)
+                    acknowledged |= pending
             except (http.client.HTTPException, OSError):
                 pass
             killer.wait()
@@ -58,8 +61,7 @@ def test_kill_at_random_points_loses_nothing(photos, tmp_path):
         labels = Labels(tmp_path / "state", open_project(photos, tmp_path / "state").images)
         shown = {i: None if k < 0 else int(k) for i, k in enumerate(labels.label.tolist()) if k != UNLABELED}
         labels.close()
-        if pending is not None and shown.get(pending[0], -9) == pending[1]:
-            acknowledged[pending[0]] = pending[1]  # written, and killed before the answer
+        acknowledged |= {i: k for i, k in pending.items() if shown.get(i, -9) == k}  # written, killed before the answer
         assert shown == acknowledged, f"seed {seed}"
 
 
