@@ -25,6 +25,7 @@ from finessl.models.vit import ViTEncoder, unsupported
 from finessl.models.weights import load_weights
 from finessl.models.wide_resnet import WideResNet
 from finessl.registry import nearest
+from finessl.runtime.machine import keep_freed_memory
 
 # Candidates of `--backbone auto`, preferred first while there are too few labels to compare them.
 PREFERRED = ("dinov2-vit-b14", "dinov2-vit-s14", "clip-vit-l14", "clip-vit-b16", "siglip-vit-b16", "clip-vit-b32",
@@ -72,6 +73,7 @@ def create_backbone(
     image_size: pixels; None: the backbone's own.   pretrained: False for random weights (backbones "from scratch" have
     random weights unless a file is given).   seed: of random weights.
     """
+    keep_freed_memory()
     if image_size is not None and image_size < 1:
         raise FinesslError(f"image size {image_size} should be at least 1.")
     if len(part_names(name)) > 1:
