@@ -32,6 +32,7 @@ from finessl.inference.serve import open_classifier
 from finessl.runtime.machine import usable_cores
 
 BATCH = 32
+PAUSE = 0.05  # seconds between turns: threads of OpenMP that have nothing to do spin for some milliseconds
 BOUNDARY = 32 * "b"  # as long as that of common clients: a parser skips its length at a time
 
 
@@ -144,13 +145,15 @@ def overhead(
     served, bare, server_cpu, bare_cpu = [], [], [], []
     with ThreadPoolExecutor(usable_cores()) as pool:
         for round_ in range(repeats + 1):
+            time.sleep(PAUSE)
             clock, cpu = time.perf_counter(), cpu_seconds(process)
             through_server()
-            middle, own = time.perf_counter(), time.process_time()
-            used = cpu_seconds(process)
+            served_in = time.perf_counter() - clock
+            time.sleep(PAUSE)
+            middle, own, used = time.perf_counter(), time.process_time(), cpu_seconds(process)
             classifier.predict_proba(list(pool.map(lambda data: squash(decode(data, square=size), size), photos)))
             if round_:  # the first warms up
-                served.append(middle - clock)
+                served.append(served_in)
                 bare.append(time.perf_counter() - middle)
                 bare_cpu.append(time.process_time() - own)
                 if cpu is not None and used is not None:

@@ -13,9 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import queue
+import signal
 import socket
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,11 +64,10 @@ class Busy(Exception):
 class Batcher:
     """Puts images of all requests into one queue and gives them to the model in batches."""
 
-    def __init__(self, predict: Predict, limits: Limits) -> None:
-        self.predict, self.limits = predict, limits
+    def __init__(self, predict: Predict, limits: Limits, model: Executor) -> None:
+        self.predict, self.limits, self.model = predict, limits, model
         self.queue: asyncio.Queue[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = asyncio.Queue()
         self.pending = 0  # images that wait or are computed
-        self.thread = ThreadPoolExecutor(1, "model")  # one batch at a time
 
     async def submit(self, images: list[np.ndarray]) -> np.ndarray:
         """Probabilities [n, classes] of decoded images."""
@@ -90,7 +92,7 @@ class Batcher:
             if not batch:
                 continue
             try:
-                answers = await loop.run_in_executor(self.thread, self.predict, [image for image, _ in batch])
+                answers = await loop.run_in_executor(self.model, self.predict, [image for image, _ in batch])
             except Exception as error:  # the server outlives a batch that fails
                 for _, future in batch:
                     if not future.done():
@@ -118,6 +120,7 @@ class Service:
     ) -> None:
         self.classifier, self.limits, self.token, self.local = classifier, limits, token, local
         self.decoders = ThreadPoolExecutor(usable_cores(), "decode")
+        self.model: Executor = ThreadPoolExecutor(1, "model")  # one batch at a time
         self.held = 0  # bytes of the requests that are being received and decoded
 
     def app(self) -> Starlette:
@@ -131,13 +134,13 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        self.batcher = Batcher(self.classifier.predict_proba, self.limits)
+        self.batcher = Batcher(self.classifier.predict_proba, self.limits, self.model)
         task = asyncio.create_task(self.batcher.run())
         try:
             yield
         finally:
             task.cancel()
-            self.batcher.thread.shutdown(wait=True)
+            self.model.shutdown(wait=True)
             self.decoders.shutdown(wait=False)
 
     async def get_health(self, request: Request) -> JSONResponse:
@@ -276,12 +279,60 @@ def open_classifier(
     return load(path, weights=weights, device=device)
 
 
+class ThisThread(Executor):
+    """Runs what other threads submit in the thread that calls `run`, until `shutdown`."""
+
+    def __init__(self) -> None:
+        self.work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.work.put((future, lambda: function(*args, **options)))
+        return future
+
+    def run(self) -> None:
+        while (item := self.work.get()) is not None:
+            future, function = item
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.work.put(None)
+
+
 def serve(service: Service, listener: socket.socket) -> None:
-    """Answer requests until interrupted."""
+    """Answer requests until interrupted.
+
+    The model computes in the main thread and the event loop runs in another. OpenMP counts the main thread among those
+    that compute: a second one would be more than there are cores, and then its threads sleep after every operation, which
+    makes a small network a quarter slower.
+    """
     try:
         import uvicorn
     except ImportError as error:
         raise FinesslError("finessl serve needs uvicorn: pip install 'finessl[serve]'.") from error
+    service.model = model = ThisThread()
     config = uvicorn.Config(service.app(), log_level="warning", access_log=False, timeout_keep_alive=30)
     config.limit_concurrency = 4 * service.limits.queue
-    uvicorn.Server(config).run(sockets=[listener])
+    server = uvicorn.Server(config)
+
+    def answer() -> None:
+        try:
+            server.run(sockets=[listener])
+        finally:
+            model.shutdown()  # also where the server could not start
+
+    def stop(number: int, frame: object) -> None:
+        server.should_exit = True  # requests that have arrived are answered first
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    thread = threading.Thread(target=answer, name="server")
+    thread.start()
+    try:
+        model.run()
+        thread.join()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -128,7 +128,7 @@ def test_concurrent_requests_share_batches() -> None:
         return np.array([[image[0], 0.0] for image in images])
 
     async def work() -> list[np.ndarray]:
-        batcher = Batcher(predict, Limits(batch=8, wait=0.01, queue=100))
+        batcher = Batcher(predict, Limits(batch=8, wait=0.01, queue=100), ThreadPoolExecutor(1))
         task = asyncio.create_task(batcher.run())
         answers = await asyncio.gather(*(batcher.submit([np.array([i]), np.array([-i])]) for i in range(20)))
         assert batcher.pending == 0
@@ -145,7 +145,7 @@ def test_full_queue_and_failing_batch() -> None:
         raise RuntimeError("out of memory")
 
     async def work() -> None:
-        batcher = Batcher(fail, Limits(queue=3))
+        batcher = Batcher(fail, Limits(queue=3), ThreadPoolExecutor(1))
         with pytest.raises(Busy):
             await batcher.submit([np.zeros(1)] * 4)
         task = asyncio.create_task(batcher.run())
