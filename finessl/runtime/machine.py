@@ -26,10 +26,12 @@ def usable_cores() -> int:
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 
 
-def yield_to_others() -> None:
-    """Leave the processor to programs that somebody waits for, such as the server that a person labels with."""
-    if hasattr(os, "nice"):
-        os.nice(10)
+def yield_to_others(thread: int = 0) -> None:
+    """Leave the processor to programs that somebody waits for, such as the browser that a person labels with.
+
+    thread: native id of the thread that does so; 0 for the calling process. Linux alone has priorities of threads."""
+    if sys.platform == "linux" or (hasattr(os, "setpriority") and not thread):
+        os.setpriority(os.PRIO_PROCESS, thread, 10)
 
 
 def return_freed_memory() -> None:

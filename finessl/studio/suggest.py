@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from finessl.runtime.machine import yield_to_others
 from finessl.studio.events import UNLABELED, Labels
 from finessl.studio.features import Encoded
 from finessl.studio.trained import Trained
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 STEPS = ("judge", "fit", "look ahead")
 AHEAD = 64  # images in the queue
 KEPT = 3  # images at its head that stay when the order changes
+PAINT = 0.04  # seconds for the browser to show the next image before the cores are busy
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,15 @@ class Suggestions:
             event.set()
 
     def _loop(self, name: str) -> None:
+        if name != "fit":
+            yield_to_others(threading.get_native_id())
         while True:
             self.wake[name].wait()
             self.wake[name].clear()
             if self.stop.is_set():
                 return
+            if name == "fit":
+                self.stop.wait(PAINT)
             begun = time.monotonic()
             try:
                 with nullcontext() if name == "fit" else self.slow:

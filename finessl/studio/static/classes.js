@@ -1,7 +1,7 @@
 // Classes: their marks, and the column that lists, finds, adds, renames, merges and splits them.
 import { post } from "./api.js";
 import * as dialog from "./dialog.js";
-import { count, h, keycap, percent, plural, replace } from "./dom.js";
+import { count, h, keycap, percent, plural, renew } from "./dom.js";
 import { classById, className, classes, store, update } from "./state.js";
 
 const COLOURS = 7; // as in theme.css; beyond them the shape changes
@@ -64,7 +64,7 @@ export class ClassPanel {
         h("span", { class: "keycap" }, "+"), h("span", { class: "class-name" }, `Add “${fresh}”`))));
     }
     if (this.other && !searching) rows.push(this.otherRow());
-    replace(this.list, ...rows);
+    renew(this.list, ...rows);
   }
 
   /** @param {import("./state.js").Class} one @param {boolean} active */
@@ -73,7 +73,7 @@ export class ClassPanel {
     const uncertain = Math.round(100 * Math.min(1, one.uncertain ?? 0));
     const bar = h("span", { class: "uncertain", title: `Images that look like it are ${percent(one.uncertain ?? 0)} uncertain on average` }, h("i", {}));
     bar.firstChild.style.width = `${uncertain}%`;
-    return h("li", { class: this.selected() === one.id ? "selected" : undefined },
+    return h("li", { class: this.selected() === one.id ? "selected" : undefined, "data-class": String(one.id) },
       h("button", { type: "button", class: active ? "class-row active" : "class-row", "aria-pressed": String(this.selected() === one.id), onclick: () => this.choose(one.id) },
         h("span", { class: "keycap" }, position <= 9 ? String(position) : "·"), mark(one.id),
         h("span", { class: "class-name", title: one.name }, one.name), bar, h("span", { class: "class-count", title: plural(one.labels, "label") }, count(one.labels))),

@@ -59,6 +59,14 @@ export const keyline = (keys) =>
 export const empty = (title, text, ...actions) =>
   h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text), actions.length > 0 && h("div", { class: "actions" }, ...actions));
 
+/** Replaces the children only if they differ: what is as it was costs no layout, and its images stay.
+ * @param {HTMLElement} parent @param {...any} children */
+export function renew(parent, ...children) {
+  const made = h("div", {}, ...children);
+  const equal = made.childNodes.length === parent.childNodes.length && [...made.childNodes].every((node, k) => node.isEqualNode(parent.childNodes[k]));
+  if (!equal) parent.replaceChildren(...made.childNodes);
+}
+
 /** @param {HTMLElement} parent @param {...any} children */
 export function replace(parent, ...children) {
   parent.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));

@@ -2,9 +2,9 @@
 import { get, save } from "./api.js";
 import { chip, ClassPanel } from "./classes.js";
 import { complain, say } from "./dialog.js";
-import { count, empty, h, keyline, percent, plural, replace } from "./dom.js";
+import { count, empty, h, keyline, percent, plural, renew, replace } from "./dom.js";
 import { isLetter } from "./keys.js";
-import { Picture } from "./picture.js";
+import { afterPaint, Picture } from "./picture.js";
 import { className, classes, classOfKey, store, thumbnail } from "./state.js";
 
 /**
@@ -179,22 +179,27 @@ class LabelScreen {
     this.message.hidden = Boolean(item);
     if (!item) return this.drawEmpty();
     this.picture.show(item, this.queue.ahead.slice(1, AHEAD).map((one) => one.id), start);
-    this.drawEvidence(item);
-    this.panel.update();
+    const rest = () => {
+      if (this.current !== item) return;
+      this.drawEvidence(item);
+      this.panel.update();
+    };
+    if (start === undefined) rest();
+    else afterPaint(rest); // the image first
   }
 
   /** @param {Item} item */
   drawEvidence(item) {
     const given = this.queue.given.get(item.id);
     const best = item.suggestions.slice(0, 3);
-    if (given !== undefined) replace(this.looks, h("span", { class: "lead-in" }, "labeled"), chip(given));
-    else if (best.length) replace(this.looks, h("span", { class: "lead-in" }, "looks like"), ...best.map(({ class: id, p }, k) =>
+    if (given !== undefined) renew(this.looks, h("span", { class: "lead-in" }, "labeled"), chip(given));
+    else if (best.length) renew(this.looks, h("span", { class: "lead-in" }, "looks like"), ...best.map(({ class: id, p }, k) =>
       h("button", { type: "button", class: k ? "guess" : "guess first", onclick: () => this.assign(id) }, chip(id), h("b", {}, percent(p)))));
-    else replace(this.looks, h("span", { class: "lead-in" }, suggestionsNeed()));
+    else renew(this.looks, h("span", { class: "lead-in" }, suggestionsNeed()));
     const near = item.nearest.slice(0, 5);
-    replace(this.nearest, near.length > 0 && h("span", { class: "lead-in" }, "nearest labeled"),
+    renew(this.nearest, near.length > 0 && h("span", { class: "lead-in" }, "nearest labeled"),
       ...near.map(({ id, class: of }) => h("figure", { class: "tiny", title: className(of) }, h("img", { src: thumbnail(id), alt: "", draggable: "false" }), h("figcaption", {}, chip(of)))));
-    replace(this.why, h("span", { class: "lead-in" }, "why this image"), item.why);
+    renew(this.why, h("span", { class: "lead-in" }, "why this image"), item.why);
   }
 
   drawEmpty() {

@@ -22,7 +22,8 @@ export class Picture {
    * @param {number} [start] time of the key press, to measure how long it took
    */
   show(item, next = [], start) {
-    for (const id of [item.id, ...next]) if (!this.images.has(id)) this.images.set(id, this.load(id));
+    const load = (/** @type {number} */ id) => this.images.has(id) || this.images.set(id, this.load(id));
+    load(item.id);
     for (const [id, image] of this.images) {
       image.hidden = id !== item.id;
       if (id !== item.id && !next.includes(id) && id !== this.shown) this.forget(id);
@@ -35,6 +36,7 @@ export class Picture {
     this.element.classList.remove("zoomed");
     this.failure.hidden = image.dataset.failed === undefined;
     if (start !== undefined) measure(image, start);
+    afterPaint(() => this.shown === item.id && next.forEach(load));
   }
 
   /** @param {number} id @returns {HTMLImageElement} */
@@ -72,10 +74,16 @@ export class Picture {
   }
 }
 
+/** What can wait until the next frame is on the screen. @param {() => void} work */
+export function afterPaint(work) {
+  if (document.hidden) work(); // no frame comes
+  else requestAnimationFrame(() => setTimeout(work));
+}
+
 /** Records "next-image": from the key press to the frame that shows the image.
  * @param {HTMLImageElement} image @param {number} start */
 function measure(image, start) {
-  const painted = () => requestAnimationFrame(() => setTimeout(() => performance.measure("next-image", { start })));
+  const painted = () => afterPaint(() => performance.measure("next-image", { start }));
   if (image.complete) painted();
   else image.addEventListener("load", painted, { once: true });
 }
