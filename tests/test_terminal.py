@@ -39,7 +39,10 @@ def test_markup_in_names_is_printed() -> None:
     assert all(out.getvalue().count(name) >= 2 for name in ODD)
 
 
-def test_verbs_print_markup_in_names(capsys: Capture) -> None:
+def test_verbs_print_markup_in_names(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x/[/y]").mkdir(parents=True)
+    Path("x/[/y]/recipe.toml").write_text("seed = 0")
     show(Path("x/[/y]"), Evaluation("[/data]", 5, 0.5, Interval(0.1, 0.9), [(name, 1, 1.0) for name in ODD]))
     meta = {"accuracy": 0.5, "test": 2, "labeled": 1, "unlabeled": 1, "trained_parameters": 1, "parameters": 2}
     show_summary(Path("x/[/y]"), {**meta, "seconds": 1.0, "device": "[/]"})

@@ -188,5 +188,5 @@ def test_weights_by_name() -> None:
     assert split_weights(fields) == {"dinov2-vit-s14": "a.pt", "embedded": "b.pt"} and not fields
     fields = {"weights": "embedded=b.pt", "backbone": "embedded"}
     assert split_weights(fields) == {} and fields["weights"] == "b.pt"
-    with pytest.raises(FinesslError, match="should name one file, of the backbone embedded"):
+    with pytest.raises(FinesslError, match="should name the file of the backbone embedded"):
         split_weights({"weights": "clip-vit-b16=a.pt", "backbone": "embedded"})
