@@ -19,7 +19,7 @@ import torch
 from finessl.bench.scale import timed
 from finessl.bench.timing import process_peak
 from finessl.errors import FinesslError
-from finessl.runtime.callbacks import Progress
+from finessl.runtime.callbacks import Progress, no_progress
 
 DIM, CLASSES, GROUPS, LABELS = 384, 100, 10, 4  # numbers per image, classes, groups per class, labels per class
 CHOSEN = 1000  # images that select chooses
@@ -49,7 +49,7 @@ def bench_features(
     *,
     folder: Path | None = None,
     threads: int = 0,
-    progress: Progress = lambda label, done, total: None,
+    progress: Progress = no_progress,
 ) -> list[FeatureCost]:
     """quick and select for each size.   folder: of the features (None: temporary).   threads: of torch; 0: as it chooses."""
     if not sizes or min(sizes) < 2 * CLASSES * LABELS:

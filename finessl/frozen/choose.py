@@ -56,13 +56,13 @@ class Choice:
     reason: str
 
 
-def representatives(labeled: np.ndarray, most: int = 0, seed: int = 0) -> np.ndarray:
-    """Positions, in order: all images of a set of at most `most` (0: LARGEST); of a larger one the labeled images and a
+def representatives(labeled: np.ndarray, most: int | None = None, seed: int = 0) -> np.ndarray:
+    """Positions, in order: all images of a set of at most `most` (None: LARGEST); of a larger one the labeled images and a
     random sample of the others. The solved classifier answers the rest, so that time and memory do not grow with the set.
 
     labeled: bool [n].
     """
-    most = most or LARGEST
+    most = LARGEST if most is None else most
     if len(labeled) <= most:
         return np.arange(len(labeled))
     others = np.flatnonzero(~labeled)

@@ -30,7 +30,8 @@ Strategy = Literal["herding", "typical", "random"]
 
 WIDTH = 1.0  # h of the kernel exp(−‖a − b‖² / h²) on unit features
 REFERENCE = 10_000  # images that stand for the whole set
-CANDIDATES, CHOICES = 20_000, 4  # images to choose from; at least so many times the images that are asked for
+CANDIDATES = 20_000  # images to choose from
+CHOICES = 4  # images to choose from, at least, for each image that is asked for
 FRESH = 64  # candidates whose gain is computed at a time
 DUPLICATE = 0.98  # cosine above which an image is a near-duplicate of one that is chosen or labeled
 CLUSTERS = 500  # at most

@@ -293,6 +293,8 @@ class ThisThread(Executor):
     def run(self) -> None:
         while (item := self.work.get()) is not None:
             future, function = item
+            if not future.set_running_or_notify_cancel():  # nobody waits for it any more
+                continue
             try:
                 future.set_result(function())
             except Exception as error:
@@ -333,6 +335,8 @@ def serve(service: Service, listener: socket.socket) -> None:
     try:
         model.run()
         thread.join()
+        if not server.started:
+            raise FinesslError("the server could not start; its log says why.")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

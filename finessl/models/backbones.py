@@ -73,7 +73,7 @@ def create_backbone(
     image_size: pixels; None: the backbone's own.   pretrained: False for random weights (backbones "from scratch" have
     random weights unless a file is given).   seed: of random weights.
     """
-    keep_freed_memory()
+    keep_freed_memory()  # every process that computes passes here; the studio's server, which returns memory, does not
     if image_size is not None and image_size < 1:
         raise FinesslError(f"image size {image_size} should be at least 1.")
     if len(part_names(name)) > 1:

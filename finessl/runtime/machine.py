@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000" in a container that is limited to two cores
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 
 
 def usable_cores() -> int:
@@ -23,15 +24,12 @@ def usable_cores() -> int:
     return max(cores, 1)
 
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
-
-
 def yield_to_others(thread: int = 0) -> None:
     """Leave the processor to programs that somebody waits for, such as the browser that a person labels with.
 
     thread: native id of the thread that does so; 0 for the calling process. Linux alone has priorities of threads."""
     if sys.platform == "linux" or (hasattr(os, "setpriority") and not thread):
-        os.setpriority(os.PRIO_PROCESS, thread, 10)
+        os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + 10, 19))
 
 
 def return_freed_memory() -> None:

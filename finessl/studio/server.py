@@ -102,10 +102,10 @@ class Server:
         return await self.picture(request, self.studio.thumbnails.get, self.studio.thumbnails.packed)
 
     async def image(self, request: Request) -> Response:
-        return await self.picture(request, self.studio.thumbnails.large, lambda number: None)
+        return await self.picture(request, self.studio.thumbnails.large)
 
     async def picture(
-        self, request: Request, work: Callable[[int], bytes], ready: Callable[[int], bytes | None]
+        self, request: Request, work: Callable[[int], bytes], ready: Callable[[int], bytes | None] | None = None
     ) -> Response:
         """By id, never by path. Kept by the browser for as long as the ids mean the same images (`v` of the project).
 
@@ -120,7 +120,8 @@ class Server:
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         try:
-            content = ready(number) or await run_in_threadpool(work, number)
+            content = ready(number) if ready else None
+            content = content or await run_in_threadpool(work, number)
         except ImageError as error:
             studio.suggestions.broken[number] = True  # the queue passes it over
             raise HTTPException(422, f"this image cannot be shown: {error}") from error

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STEPS = ("judge", "fit", "look ahead")
 AHEAD = 64  # images in the queue
 KEPT = 3  # images at its head that stay when the order changes
-PAINT = 0.04  # seconds for the browser to show the next image before the cores are busy
+GRACE = 0.04  # seconds for the browser to show the next image before the cores are busy
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Suggestions:
             if self.stop.is_set():
                 return
             if name == "fit":
-                self.stop.wait(PAINT)
+                self.stop.wait(GRACE)
             begun = time.monotonic()
             try:
                 with nullcontext() if name == "fit" else self.slow:

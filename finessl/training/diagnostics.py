@@ -155,10 +155,8 @@ def untuned_features(evaluator: Evaluator, unlabeled: np.ndarray) -> dict[str, A
     chosen = by_class[evenly(len(by_class), MAX_LABELED)]
     labeled = experiment.split.labeled[chosen]
     backbone = create_backbone(model.backbone, weights=model.weights, image_size=experiment.image_size)
-    encoder, wanted = (
-        FrozenEncoder(backbone, experiment.device, evaluator.precision),
-        np.concatenate([labeled, unlabeled]),
-    )
+    encoder = FrozenEncoder(backbone, experiment.device, evaluator.precision)
+    wanted = np.concatenate([labeled, unlabeled])
     images, progress = experiment.dataset.train.take(wanted), partial(evaluator.progress, "encoding without tuning")
     if not missing(images, encoder):
         rows = encode_images(images, encoder, progress=progress).rows

@@ -4,9 +4,10 @@ The average is what a run evaluates and exports; training goes on from the param
 
     average += w_t · (parameter − average),   w_t = max(1 − decay, 9 / (10 + t))
 
-so that the average of a short run forgets the initial parameters, as in timm's ModelEmaV3 with warm-up. w_t is a tensor
-on the device: a captured step reads it. Not torch's AveragedModel: that copies the frozen backbone too, and a captured
-forward pass reads parameters at fixed addresses.
+so that the average of a short run forgets the initial parameters: the decay is at most (1 + t) / (10 + t), as in
+TensorFlow's ExponentialMovingAverage with num_updates. w_t is a tensor on the device: a captured step reads it. Not
+torch's AveragedModel: that copies the frozen backbone too, and a captured forward pass reads parameters at fixed
+addresses.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ import finessl  # noqa: E402
 from finessl.bench import serve as bench_serve  # noqa: E402
 from finessl.cli import app  # noqa: E402
 from finessl.errors import FinesslError  # noqa: E402
-from finessl.inference.serve import Batcher, Busy, Limits, Service  # noqa: E402
+from finessl.inference.serve import Batcher, Busy, Limits, Service, ThisThread  # noqa: E402
 from finessl.runtime.network import bind, is_loopback  # noqa: E402
 
 from .conftest import MakeRun  # noqa: E402
@@ -235,3 +235,16 @@ def test_real_server(make_run: MakeRun, classifier: finessl.Classifier, files: l
     finally:
         server.kill()
         server.wait()
+
+
+def test_work_of_other_threads_is_done_in_this_one() -> None:
+    """Also behind work that was cancelled or failed, until it is shut down."""
+    here, done = ThisThread(), []
+    cancelled, failed = here.submit(done.append, "cancelled"), here.submit(int, "x")
+    good = here.submit(threading.get_ident)
+    assert cancelled.cancel()
+    here.shutdown()
+    here.run()
+    assert done == [] and good.result() == threading.get_ident()
+    with pytest.raises(ValueError, match="invalid literal"):
+        failed.result()

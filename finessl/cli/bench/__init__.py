@@ -29,11 +29,12 @@ def print_rates(rows: Sequence[Rate], json_: bool) -> None:
     if json_:
         print(json.dumps([row.as_dict() for row in rows]))
         return
-    print(f"{'':<20}{'images/s':>12}{'ratio':>8}   against")
+    width = max([20, *(len(row.part) for row in rows)])
+    print(f"{'':<{width}}{'images/s':>12}{'ratio':>8}   against")
     for row in rows:
         known = row.as_dict()
         against = f"{known['ratio']:>8.2f}   {row.reference}, {row.reference_rate:,.0f}" if row.reference else ""
-        print(f"{row.part:<20}{row.rate:>12,.0f}{against}")
+        print(f"{row.part:<{width}}{row.rate:>12,.0f}{against}")
 
 
 add_verbs(__name__, __path__)

@@ -88,12 +88,10 @@ def show_images(rows: Sequence[SizeCost], flatness: dict[str, float], repeats: i
 
 def show_features(rows: Sequence[FeatureCost]) -> None:
     """× smallest: processor time per image, against the smallest set of the same command."""
-    print(
-        f"\n{'':>8}{'images':>12}{'s':>10}{'cpu s':>10}{'cpu ms/image':>14}{'× smallest':>12}{'MB':>8}{'accuracy':>10}"
-    )
+    print(f"\n{'':>8}{'images':>11}{'s':>8}{'cpu s':>8}{'cpu ms/image':>14}{'× smallest':>12}{'MB':>8}{'accuracy':>10}")
     first: dict[str, FeatureCost] = {}
     for row in rows:
         ratio = row.image / first.setdefault(row.what, row).image
         accuracy = "" if row.accuracy is None else f"{row.accuracy:.1%}"
-        print(f"{row.what:>8}{row.images:>12,}{row.seconds:>10.1f}{row.cpu:>10.1f}{row.image:>14.3f}{ratio:>12.2f}"
+        print(f"{row.what:>8}{row.images:>11,}{row.seconds:>8.1f}{row.cpu:>8.1f}{row.image:>14.3f}{ratio:>12.2f}"
               f"{row.memory:>8.0f}{accuracy:>10}")  # fmt: skip
