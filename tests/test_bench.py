@@ -64,6 +64,29 @@ def test_tuning_that_does_not_fit_is_left_out(capsys: pytest.CaptureFixture[str]
     assert "bn: left out" in said.err and "linear" in said.out
 
 
+def test_accuracy(capsys: pytest.CaptureFixture[str], shapes: Path, tmp_path: Path) -> None:
+    keep = tmp_path / "runs"
+    words = ["bench", "accuracy", str(shapes), "--seeds", "2", "--target", "10", "--keep", str(keep)]
+    train = ["--", "-n", "2", "--backbone", "embedded", "--steps", "6", "--batch-size", "2", "--device", "cpu"]
+    app([*words, "--reference", "1000", *train], standalone_mode=False)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in said[1:3]] == [["0", "cold"], ["1", "warm"]]
+    for seed, line in enumerate(said[1:3]):
+        meta = json.loads((keep / f"seed={seed}" / "meta.json").read_text())
+        assert list(meta["phases"]) == ["set-up", "first steps", "training", "results"]
+        assert f"{100 * meta['accuracy']:.2f}%" in line and f"set-up {meta['phases']['set-up']:.1f}" in line
+        assert float(line.split()[3]) > sum(meta["phases"].values())  # imports are in no phase
+    assert "the target of 10 % is" in said[-2] and said[-1].startswith("1,000 s are ")
+    with pytest.raises(FinesslError, match="exists; name a new folder"):
+        app([*words, *train], standalone_mode=False)
+
+
+def test_accuracy_reports_a_failed_training(shapes: Path) -> None:
+    with pytest.raises(FinesslError, match="ended with status 1: .*unknown tuning 'none-such'"):
+        app(["bench", "accuracy", str(shapes), "--", "-n", "2", "--steps", "1", "--tuning", "none-such"],
+            standalone_mode=False)  # fmt: skip
+
+
 def test_augment(capsys: pytest.CaptureFixture[str]) -> None:
     rows = output(capsys, "bench", "augment", "--size", "32", "--batch", "4", "--device", "cpu", "--json")
     assert isinstance(rows, list) and [row["view"] for row in rows] == ["weak", "strong"]

@@ -29,6 +29,7 @@ from finessl.runs.metrics_log import MetricsLog
 from finessl.runtime.compile import start_compilers
 from finessl.runtime.device import memory_errors, resolve_device
 from finessl.runtime.distributed import Processes, processes
+from finessl.runtime.phases import Phases
 from finessl.runtime.precision import DTYPES, resolve_precision
 from finessl.runtime.progress import Display
 from finessl.runtime.signals import stop_requests
@@ -41,7 +42,7 @@ from finessl.training.feature_cache import CachedLoader
 from finessl.training.messages import announcement, not_finite, out_of_memory_remedy, progress_note, stopped
 from finessl.training.prior import frozen_prior
 from finessl.training.results import Results, write_results
-from finessl.training.settings import Settings, check_out, check_step_fits, diagnostics_interval, evaluation_interval
+from finessl.training.settings import FIRST_STEPS, Settings, check_out, check_step_fits, intervals
 from finessl.training.step import TrainingStep, all_finite, lr_factor
 
 
@@ -80,7 +81,7 @@ class Training:
         display: Display, dataset: Dataset | None = None,
     ) -> None:  # fmt: skip
         self.recipe, self.directory, self.settings = recipe, directory, settings
-        self.world, self.display = world, display
+        self.world, self.display, self.phases = world, display, Phases()
         train, precision = recipe.train, resolve_precision(recipe.train.precision, device)
         if device.type == "cuda" and should_compile(settings.compile, device, train.steps):
             start_compilers()
@@ -98,7 +99,7 @@ class Training:
         self.prefetcher = Prefetcher(self.loader, train.steps)
         self.diagnostics = Diagnostics(experiment.method, hidden_truth(experiment.dataset, experiment.split), device)
         self.averages = Averages(device)  # of the statistics since the last line of metrics
-        self.log_every = settings.log_every or min(20, max(1, train.steps // 50))
+        self.log_every, self.record_every, self.eval_every = intervals(settings, experiment)
         self.step, self.elapsed, self.metrics_size = 0, 0.0, 0  # elapsed: seconds spent in earlier processes
         self.latest: dict[str, float] = {}  # the last line of metrics
         self.latest_step = 0  # its step, once this process has written one
@@ -110,13 +111,11 @@ class Training:
         store_frozen(network.encoder, precision)  # after `resume`, which fills parameters in their own dtype
         if isinstance(self.loader, CachedLoader):
             self.loader.fill(network, train.cache_features, precision, display.update)
+        self.phases.end("set-up")
 
     def run(self) -> dict[str, Any]:
         """The loop. Returns the content of meta.json."""
         train, experiment, settings = self.recipe.train, self.experiment, self.settings
-        eval_every, record_every = settings.eval_every, diagnostics_interval(train)
-        if eval_every is None:
-            eval_every = evaluation_interval(train, experiment.images_per_step, len(experiment.test_index))
         for line in announcement(experiment, self.directory, self.optimizer, self.evaluator.precision, self.step):
             self.display.log(line)
         self.log = MetricsLog(self.directory.metrics_file, self.metrics_size) if self.world.first else None
@@ -138,10 +137,12 @@ class Training:
                 last, now = self.step == train.steps, time.monotonic()
                 if last or self.step % self.log_every == 0:
                     self.averages.send(self.step)
-                if last or self.step % record_every == 0:
+                if last or self.step % self.record_every == 0:
                     self.write_diagnostics()
-                if last or (eval_every and self.step % eval_every == 0):
+                if last or (self.eval_every and self.step % self.eval_every == 0):
                     self.evaluate()
+                if self.step == first_step + FIRST_STEPS:
+                    self.phases.end("first steps")
                 if now - shown > 0.2:
                     self.show((self.step - first_step) / (now - self.started))
                     shown = now
@@ -153,11 +154,12 @@ class Training:
                     saved = time.monotonic()
         self.save()
         self.world.wait()
+        self.phases.end("training")
         if self.log is None:
             return {}
         self.log.close()
-        seconds = self.elapsed + time.monotonic() - self.started
-        results = Results(self.accuracy, self.test_logits, seconds, self.world.world_size, self.identity["data"])
+        seconds, data = self.elapsed + time.monotonic() - self.started, self.identity["data"]
+        results = Results(self.accuracy, self.test_logits, seconds, self.world.world_size, data, self.phases)
         return write_results(self.directory, self.evaluator, results)
 
     # ---- step -------------------------------------------------------------------------------------------------------
@@ -177,8 +179,7 @@ class Training:
 
     def write_metrics(self) -> None:
         """Write the means that `averages` has sent, if any: the only place of the loop that waits for the device."""
-        taken = self.averages.take()
-        if taken is None:
+        if (taken := self.averages.take()) is None:
             return
         step, row = taken
         if not math.isfinite(row["loss"]):
@@ -190,8 +191,7 @@ class Training:
 
     def write_diagnostics(self) -> None:
         self.write_metrics()
-        line = self.diagnostics.take(self.step)
-        if self.log and line:
+        if (line := self.diagnostics.take(self.step)) and self.log:
             self.log.write(line)
 
     def show(self, steps_per_s: float) -> None:
@@ -236,8 +236,7 @@ class Training:
 
     def resume(self) -> None:
         """Continue from the newest checkpoint, if there is one."""
-        found = checkpoint.newest_resumable(self.directory)
-        if found is None:
+        if (found := checkpoint.newest_resumable(self.directory)) is None:
             return
         trainable, state = found
         self.experiment.check_resumable(self.directory, state.get("identity"))

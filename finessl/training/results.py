@@ -15,6 +15,7 @@ from finessl.runs.directory import RESUMES, RunDirectory
 from finessl.runtime.device import describe_device
 from finessl.runtime.files import write_arrays, writing
 from finessl.runtime.machine import git_revision
+from finessl.runtime.phases import Phases
 from finessl.runtime.version import versions
 from finessl.training.diagnostics import evaluate_unlabeled
 from finessl.training.evaluator import Evaluator
@@ -29,6 +30,7 @@ class Results:
     seconds: float
     processes: int
     fingerprint: str  # of the data
+    phases: Phases
 
 
 def write_results(run: RunDirectory, evaluator: Evaluator, results: Results) -> dict[str, Any]:
@@ -55,6 +57,8 @@ def write_results(run: RunDirectory, evaluator: Evaluator, results: Results) -> 
         seconds=results.seconds, fingerprint=results.fingerprint, weights_sha256=experiment.weights_sha256,
         processes=results.processes,
     )  # fmt: skip
+    results.phases.end("results")
+    meta["phases"] = results.phases.seconds
     run.write_meta(meta)
     return meta
 

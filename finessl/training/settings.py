@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,7 +16,11 @@ from finessl.recipe import Recipe, TrainRecipe
 from finessl.runs.directory import RunDirectory
 from finessl.runtime.files import writing
 
+if TYPE_CHECKING:
+    from finessl.training.experiment import Experiment
+
 EVALUATIONS = 10  # per run
+FIRST_STEPS = 5  # of a process: on a GPU these compile and capture
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,14 @@ class Settings:
             raise FinesslError(f"--eval-every {self.eval_every} should be at least 0.")
         if self.log_every is not None and self.log_every < 1:
             raise FinesslError(f"log_every = {self.log_every} should be at least 1.")
+
+
+def intervals(settings: Settings, experiment: Experiment) -> tuple[int, int, int]:
+    """Steps between two lines of metrics, between two lines of diagnostics, and between evaluations (0: only at the end)."""
+    train, eval_every = experiment.recipe.train, settings.eval_every
+    if eval_every is None:
+        eval_every = evaluation_interval(train, experiment.images_per_step, len(experiment.test_index))
+    return settings.log_every or min(20, max(1, train.steps // 50)), diagnostics_interval(train), eval_every
 
 
 def diagnostics_interval(train: TrainRecipe) -> int:
