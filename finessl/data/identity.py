@@ -5,13 +5,35 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from finessl.data.decoding import ImageError
 from finessl.data.images import Images
+from finessl.data.reading import thread_pool
 
 SAMPLE = 1_000  # images
+DIGEST_BYTES = 16
+READERS = 8  # threads that read files: most of the time they wait for the disk
+MAX_READ = 1 << 28  # bytes of a file that is read whole
+
+
+def image_digests(images: Images, positions: Sequence[int]) -> Iterator[tuple[int, bytes | ImageError]]:
+    """(position, digest of the image's whole content, or why it cannot be read). Of a file of more than MAX_READ bytes an
+    excerpt counts. An excerpt of others would not do: uncompressed images may differ in a few pixels only."""
+    paths = getattr(images, "paths", None)
+
+    def digest(i: int) -> bytes | ImageError:
+        try:
+            part = paths is not None and paths.sizes[i] > MAX_READ
+            content = images.excerpt(i) if part else images.content(i)
+        except ImageError as error:
+            return error
+        return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+    with thread_pool(READERS) as pool:
+        yield from zip(positions, pool.map(digest, positions), strict=True)
 
 
 def content_digest(images: Images, sample: int = SAMPLE, always: np.ndarray | None = None) -> str:

@@ -22,7 +22,6 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ import torch
 from finessl.data.dataset import Dataset, broken_files
 from finessl.data.decoding import ImageError
 from finessl.data.folder_index import cache_folder
+from finessl.data.identity import DIGEST_BYTES, image_digests
 from finessl.data.images import Images
 from finessl.data.pixel_file import locked
 from finessl.data.reading import read_ahead
@@ -44,11 +44,9 @@ from finessl.models.forward import forward_pixels
 from finessl.runtime.callbacks import Count, Progress, no_count, no_progress
 
 VERSION = 1
-KEY = 16  # bytes of an image's digest
 CHUNK = 256  # images per line of chunks.jsonl: what a kill costs at most
 BATCH = {"cuda": 256}  # images per forward pass; 32 elsewhere
 BLOCK = 1 << 15  # rows that are converted at a time
-READERS = 8  # threads that read files: most of the time they wait for the disk
 
 
 @dataclass(frozen=True)
@@ -145,21 +143,13 @@ def missing(images: Images, encoder: FrozenEncoder, cache_dir: Path | None = Non
 
 
 def digests(images: Images) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    """uint8 [N, KEY] of what each image contains (zero where it cannot be read), and why some cannot."""
-    keys, failures = np.zeros((len(images), KEY), np.uint8), []
-
-    def digest(i: int) -> str | None:
-        try:
-            part = images.excerpt(i)
-        except ImageError as error:
-            return str(error)
-        keys[i] = np.frombuffer(hashlib.blake2b(part, digest_size=KEY).digest(), np.uint8)
-        return None
-
-    with ThreadPoolExecutor(READERS) as pool:
-        for i, reason in enumerate(pool.map(digest, range(len(images)), chunksize=64)):
-            if reason is not None:
-                failures.append((i, reason))
+    """uint8 [N, DIGEST_BYTES] of what each image contains (zero where it cannot be read), and why some cannot."""
+    keys, failures = np.zeros((len(images), DIGEST_BYTES), np.uint8), []
+    for i, digest in image_digests(images, range(len(images))):
+        if isinstance(digest, ImageError):
+            failures.append((i, str(digest)))
+        else:
+            keys[i] = np.frombuffer(digest, np.uint8)
     return keys, failures
 
 
@@ -240,7 +230,7 @@ class FeatureStore:
         for path in (folder / "rows.f16", folder / "chunks.jsonl", folder / "broken.jsonl"):
             if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
                 raise FinesslError(f"{path} is not a regular file. Remove it, or run: finessl cache clear")
-        self.keys, self.places = np.empty((0, KEY), np.uint8), np.empty(0, np.int64)  # sorted by digest
+        self.keys, self.places = np.empty((0, DIGEST_BYTES), np.uint8), np.empty(0, np.int64)  # sorted by digest
         self.added, self.end = self._read()
 
     def _read(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:
@@ -255,7 +245,7 @@ class FeatureStore:
         for line in lines:
             try:
                 chunk = json.loads(line) if line.endswith(b"\n") else {}
-                found = np.frombuffer(base64.b64decode(chunk["keys"]), np.uint8).reshape(-1, KEY)
+                found = np.frombuffer(base64.b64decode(chunk["keys"]), np.uint8).reshape(-1, DIGEST_BYTES)
                 first, last = int(chunk["first"]), int(chunk["first"]) + len(found)
                 content = rows[first * self.row_bytes : last * self.row_bytes]
                 whole = len(content) == len(found) * self.row_bytes and zlib.crc32(content.data) == chunk["crc"]
@@ -333,7 +323,7 @@ class FeatureStore:
 
 def as_text(keys: np.ndarray) -> np.ndarray:
     """Digests as values that NumPy sorts and compares fast."""
-    return np.ascontiguousarray(keys).view(f"S{KEY}").reshape(-1)
+    return np.ascontiguousarray(keys).view(f"S{DIGEST_BYTES}").reshape(-1)
 
 
 def ends_with_newline(path: Path) -> bool:

@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 from finessl.data.decoding import squash
+from finessl.data.identity import DIGEST_BYTES
 from finessl.data.images import ArrayImages, FileImages
 from finessl.data.path_table import PathTable
 from finessl.errors import FinesslError
@@ -104,6 +105,20 @@ def test_equal_images_are_encoded_once(tmp_path: Path) -> None:
     found = encode(images)
     assert found.encoded == 2
     assert_array_equal(found.rows[0], found.rows[2])
+
+
+@pytest.mark.parametrize("kind", ["array", "bmp"])
+def test_large_images_that_differ_in_a_few_pixels_have_their_own_features(tmp_path: Path, kind: str) -> None:
+    """Uncompressed images share most of their bytes: the whole content counts, not an excerpt of it."""
+    pixels = np.full((3, 224, 224, 3), 255, np.uint8)
+    pixels[1, 60:90, 60:90], pixels[2, 60:90, 60:90] = 0, (255, 0, 0)
+    images = ArrayImages(pixels, "x")
+    if kind == "bmp":
+        for i in range(3):
+            Image.fromarray(pixels[i]).save(tmp_path / f"{i}.bmp")
+        images = images_of(tmp_path)  # type: ignore[assignment]
+    found = encode(images)
+    assert found.encoded == 3 and len(np.unique(found.rows, axis=0)) == 3
 
 
 def test_broken_images_are_named_and_do_not_stop_the_others(tmp_path: Path) -> None:
@@ -206,7 +221,7 @@ def test_unwritable_cache_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_store_finds_rows_of_many_chunks(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    keys, rows = rng.integers(0, 256, (50, features.KEY), np.uint8), rng.normal(size=(50, 3)).astype(np.float16)
+    keys, rows = rng.integers(0, 256, (50, DIGEST_BYTES), np.uint8), rng.normal(size=(50, 3)).astype(np.float16)
     store = FeatureStore(tmp_path / "store", 3)
     for start in range(0, 50, 7):
         store.append(keys[start : start + 7], rows[start : start + 7])
