@@ -18,7 +18,6 @@ class Encoder(nn.Module):
         super().__init__()
         self.model = model
         self.unfrozen: list[nn.Module] = []
-        self.no_weight_decay: set[str] = set()  # names of trained parameters without weight decay, as in timm
         self.checkpointing = False  # gradient checkpointing: less memory, more time
         self.train(self.training)
 

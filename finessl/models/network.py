@@ -124,15 +124,15 @@ class Network(nn.Module):
     def parameter_groups(
         self, *, lr: float, weight_decay: float, backbone_lr: float | None = None
     ) -> list[dict[str, Any]]:
-        """Optimizer groups "backbone" and "heads"; an empty group is left out. The encoder's `no_weight_decay` parameters
-        have a group of their own.   backbone_lr: None: as `lr`."""
+        """Optimizer groups "backbone" and "heads"; an empty group is left out. Parameters that a strategy has marked
+        `no_weight_decay` have a group of their own.   backbone_lr: None: as `lr`."""
         rates = {"backbone": lr if backbone_lr is None else backbone_lr, "heads": lr}
         groups: dict[tuple[str, bool], list[nn.Parameter]] = {
             (side, decays): [] for side in rates for decays in (True, False)
         }
         for name, parameter in self.trained().items():
             side = "backbone" if name.startswith("encoder.") else "heads"
-            groups[side, name.removeprefix("encoder.") not in self.encoder.no_weight_decay].append(parameter)
+            groups[side, not getattr(parameter, "no_weight_decay", False)].append(parameter)
         return [
             {"name": side, "params": parameters, "lr": rates[side], "weight_decay": weight_decay if decays else 0.0}
             for (side, decays), parameters in groups.items()

@@ -32,8 +32,8 @@ class Tuning:
         encoder.train(encoder.training)
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
-        """Insert modules into the frozen encoder, or unfreeze parameters of it. Names that are added to the encoder's
-        `no_weight_decay` train without weight decay.   generator: of initial values, on the CPU."""
+        """Insert modules into the frozen encoder, or unfreeze parameters of it. A parameter with the attribute
+        `no_weight_decay = True` trains without weight decay.   generator: of initial values, on the CPU."""
         raise NotImplementedError
 
     def before_step(self, step: int, steps: int) -> None:
