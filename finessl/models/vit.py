@@ -43,6 +43,7 @@ from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
 
 MAX_UNFUSED_TOKENS = 512  # keys up to which the attention matrix needs little memory
+two_sources = False  # attention by prefix_attention.py; `finessl bench step --two-sources` measures it on a GPU
 
 
 def unsupported(model: nn.Module) -> str | None:
@@ -195,25 +196,40 @@ def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> T
     heads = (attn.num_heads, attn.head_dim)
     x = layer_norm(block.norm1, x)
     queries = x[:, :1] if class_only else x
-    if class_only:
-        q = project(attn.qkv, queries, slice(0, width)).unflatten(-1, heads)
-        kv = project(attn.qkv, x, slice(width, None)).unflatten(-1, (2, *heads))
-    else:
-        q, kv = attn.qkv(x).unflatten(-1, (3, *heads)).split([1, 2], dim=2)
-        q = q.squeeze(2)
+    prefix = None
     if prompts is not None:
         prefix = project(attn.qkv, layer_norm(block.norm1, prompts), slice(width, None)).unflatten(-1, (2, *heads))
-        # x.shape[0], not len(x): torch.export would make the batch size a constant.
-        kv = torch.cat([kv, prefix.expand(x.shape[0], -1, -1, -1, -1)], dim=1)
-    k, v = kv.unbind(2)
-    q, k, v = attn.q_norm(q).to(v.dtype), attn.k_norm(k).to(v.dtype), v
-    dropout = attn.attn_drop.p if attn.training else 0.0
-    y = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), dropout)
-    y = attn.norm(y.transpose(1, 2).flatten(2))
+    if class_only:
+        q = project(attn.qkv, queries, slice(0, width)).unflatten(-1, heads)
+        y = attend_joined(attn, q, project(attn.qkv, x, slice(width, None)).unflatten(-1, (2, *heads)), prefix)
+    else:
+        qkv = attn.qkv(x).unflatten(-1, (3, *heads))
+        if two_sources and isinstance(attn.q_norm, nn.Identity) and isinstance(attn.k_norm, nn.Identity):
+            from finessl.models.prefix_attention import prefix_attention
+
+            y = prefix_attention(qkv, prefix)
+        else:
+            q, kv = qkv.split([1, 2], dim=2)
+            y = attend_joined(attn, q.squeeze(2), kv, prefix)
+    y = attn.norm(y)
     gate = getattr(attn, "gate", None)
     if gate is not None:
         y = y * gate(queries).sigmoid()
     return attn.proj_drop(attn.proj(y))
+
+
+def attend_joined(attn: Any, q: Tensor, kv: Tensor, prefix: Tensor | None) -> Tensor:
+    """Attention output [n, queries, width], with the prompts' keys and values copied behind those of each image.
+
+    q: [n, queries, heads, dim].   kv: [n, tokens, 2, heads, dim].   prefix: [length, 2, heads, dim].
+    """
+    if prefix is not None:
+        # q.shape[0], not len(q): torch.export would make the batch size a constant.
+        kv = torch.cat([kv, prefix.expand(q.shape[0], -1, -1, -1, -1)], dim=1)
+    k, v = kv.unbind(2)
+    q, k = attn.q_norm(q).to(v.dtype), attn.k_norm(k).to(v.dtype)
+    dropout = attn.attn_drop.p if attn.training else 0.0
+    return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), dropout).transpose(1, 2).flatten(2)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:

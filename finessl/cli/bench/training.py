@@ -23,13 +23,19 @@ def step(
     repeats: Annotated[int, typer.Option(help="Steps to time.")] = 10,
     compile_: Compile = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also print the kernels by kind.")] = False,
+    two_sources: Annotated[
+        bool,
+        typer.Option("--two-sources", help="Attention by Triton kernels that read keys from two tensors; on a GPU."),
+    ] = False,
     device: Device = "auto",
     json_: Json = False,
 ) -> None:
     """Where a training step's time goes, and how far it is from the chip's limit."""
     from finessl.bench.step import bench_step
+    from finessl.models import vit
     from finessl.runtime.device import resolve_device
 
+    vit.two_sources = two_sources
     recipe = bench_recipe(fields)
     result = bench_step(
         recipe,

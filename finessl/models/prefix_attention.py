@@ -1,0 +1,186 @@
+"""Attention whose keys and values come from two places: the image's own, and those of the prompts, as Triton kernels.
+
+With prefix prompts (vit.py), every image attends to its own keys and values and to those of the prompts, which all images
+share. `scaled_dot_product_attention` wants them in one tensor: the prompts' are copied once per image, and the gradients of
+queries, keys and values are joined again afterwards. These kernels read the output of the qkv layer where it is, take the
+prompts' rows from a second tensor, and write the gradient of the qkv output in one piece.
+
+A vision transformer has few tokens. All keys and values of one head of one image (at most MAX_KEYS rows) fit into the
+registers and the shared memory of one program, so the softmax needs no running maximum, and one backward program computes the
+gradients of queries, keys and values from one recomputation of the attention matrix:
+
+    P = softmax(Q Kᵀ / √d),   O = P V
+    dV = Pᵀ dO,   dS = P ∘ (dO Vᵀ − rowsum(dO ∘ O)),   dQ = dS K / √d,   dK = dSᵀ Q / √d
+
+The backward pass works on Sᵀ [keys, queries], because a matrix instruction of a Hopper GPU has at least 64 rows and blocks of
+queries may then be smaller. The gradient of the prompts' rows is written per image and summed in float32, in a fixed order.
+
+Reference: Dao 2023, https://arxiv.org/abs/2307.08691 (FlashAttention-2), whose backward pass this is for one block of keys.
+Written by hand because no library's kernel takes keys from two tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from finessl.errors import FinesslError
+
+MAX_KEYS = 256  # tokens and prompts
+QUERIES = {"forward": 128, "backward": 32}  # per block: what keeps the accumulators in registers
+WARPS = {"forward": 8, "backward": 8}
+LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _load_keys(qkv, prefix, T, L, part: tl.constexpr, H: tl.constexpr, D: tl.constexpr, N: tl.constexpr):
+    """[N, D] keys (part 1) or values (part 2): rows of the image, then rows of the prompts, then zeros."""
+    rows, dims = tl.arange(0, N), tl.arange(0, D)
+    own, shared = rows < T, (rows >= T) & (rows < T + L)
+    first = tl.load(qkv + rows[:, None] * (3 * H * D) + part * H * D + dims[None, :], mask=own[:, None], other=0.0)
+    second = tl.load(
+        prefix + (rows - T)[:, None] * (2 * H * D) + (part - 1) * H * D + dims[None, :],
+        mask=shared[:, None],
+        other=0.0,
+    )
+    return first + second
+
+
+@triton.jit
+def _forward(
+    qkv, prefix, out, lse, scale, T, L,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """One head of one image. lse: log2 of the softmax's denominator, for the backward pass."""
+    image, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    qkv += image * T * 3 * H * D + head * D
+    prefix += head * D
+    out += image * T * H * D + head * D
+    lse += (image * H + head) * T
+    keys, dims = tl.arange(0, N), tl.arange(0, D)
+    k = _load_keys(qkv, prefix, T, L, 1, H, D, N)
+    v = _load_keys(qkv, prefix, T, L, 2, H, D, N)
+    for start in range(0, T, M):
+        rows = start + tl.arange(0, M)
+        inside = (rows < T)[:, None]
+        q = tl.load(qkv + rows[:, None] * (3 * H * D) + dims[None, :], mask=inside, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        s = tl.where((keys < T + L)[None, :], s, float("-inf"))
+        highest = tl.max(s, 1)
+        p = tl.exp2(s - highest[:, None])
+        total = tl.sum(p, 1)
+        o = tl.dot(p.to(v.dtype), v, input_precision="ieee") / total[:, None]
+        tl.store(out + rows[:, None] * (H * D) + dims[None, :], o.to(out.dtype.element_ty), mask=inside)
+        tl.store(lse + rows, highest + tl.log2(total), mask=rows < T)
+
+
+@triton.jit
+def _backward(
+    qkv, prefix, out, lse, grad, d_qkv, d_prefix, scale, softmax_scale, T, L,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """One head of one image. d_prefix: [n, L, 2, H, D], one per image."""
+    image, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    qkv += image * T * 3 * H * D + head * D
+    d_qkv += image * T * 3 * H * D + head * D
+    prefix += head * D
+    d_prefix += image * L * 2 * H * D + head * D
+    out += image * T * H * D + head * D
+    grad += image * T * H * D + head * D
+    lse += (image * H + head) * T
+    keys, dims = tl.arange(0, N), tl.arange(0, D)
+    k = _load_keys(qkv, prefix, T, L, 1, H, D, N)
+    v = _load_keys(qkv, prefix, T, L, 2, H, D, N)
+    dk = tl.zeros((N, D), tl.float32)
+    dv = tl.zeros((N, D), tl.float32)
+    for start in range(0, T, M):
+        rows = start + tl.arange(0, M)
+        inside = (rows < T)[:, None]
+        q = tl.load(qkv + rows[:, None] * (3 * H * D) + dims[None, :], mask=inside, other=0.0)
+        o = tl.load(out + rows[:, None] * (H * D) + dims[None, :], mask=inside, other=0.0)
+        do = tl.load(grad + rows[:, None] * (H * D) + dims[None, :], mask=inside, other=0.0)
+        delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+        st = tl.dot(k, tl.trans(q), input_precision="ieee") * scale  # [keys, queries]
+        pt = tl.exp2(st - tl.load(lse + rows, mask=rows < T, other=0.0)[None, :])
+        pt = tl.where((keys < T + L)[:, None], pt, 0.0)
+        dv += tl.dot(pt.to(do.dtype), do, input_precision="ieee")
+        dpt = tl.dot(v, tl.trans(do), input_precision="ieee")
+        dst = (pt * (dpt - delta[None, :])).to(q.dtype)
+        dk += tl.dot(dst, q, input_precision="ieee")
+        dqt = tl.dot(tl.trans(k), dst, input_precision="ieee") * softmax_scale  # [D, queries]
+        tl.store(
+            d_qkv + rows[None, :] * (3 * H * D) + dims[:, None],
+            dqt.to(d_qkv.dtype.element_ty),
+            mask=(rows < T)[None, :],
+        )
+    dk = (dk * softmax_scale).to(d_qkv.dtype.element_ty)
+    dv = dv.to(d_qkv.dtype.element_ty)
+    own, shared = (keys < T)[:, None], ((keys >= T) & (keys < T + L))[:, None]
+    at = d_qkv + keys[:, None] * (3 * H * D) + dims[None, :]
+    tl.store(at + H * D, dk, mask=own)
+    tl.store(at + 2 * H * D, dv, mask=own)
+    at = d_prefix + (keys - T)[:, None] * (2 * H * D) + dims[None, :]
+    tl.store(at, dk, mask=shared)
+    tl.store(at + H * D, dv, mask=shared)
+
+
+@torch.library.custom_op("finessl::prefix_attention", mutates_args=())
+def attend(qkv: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
+    """(output [n, T, H · D], lse [n, H, T]).   qkv: [n, T, 3, H, D].   prefix: [L, 2, H, D], keys and values of the prompts."""
+    n, tokens, _, heads, dim = qkv.shape
+    out, lse = qkv.new_empty(n, tokens, heads * dim), qkv.new_empty(n, heads, tokens, dtype=torch.float32)
+    _forward[(n, heads)](
+        qkv, prefix, out, lse, dim**-0.5 * LOG2E, tokens, len(prefix), heads, dim, QUERIES["forward"], MAX_KEYS,
+        num_warps=WARPS["forward"],
+    )  # fmt: skip
+    return out, lse
+
+
+@attend.register_fake
+def _(qkv: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
+    n, tokens, _, heads, dim = qkv.shape
+    return qkv.new_empty(n, tokens, heads * dim), qkv.new_empty(n, heads, tokens, dtype=torch.float32)
+
+
+@torch.library.custom_op("finessl::prefix_attention_backward", mutates_args=())
+def attend_backward(qkv: Tensor, prefix: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of qkv and prefix."""
+    n, tokens, _, heads, dim = qkv.shape
+    d_qkv, d_prefix = torch.empty_like(qkv), prefix.new_empty(n, *prefix.shape)
+    _backward[(n, heads)](
+        qkv, prefix, out, lse, grad.contiguous(), d_qkv, d_prefix, dim**-0.5 * LOG2E, dim**-0.5, tokens, len(prefix),
+        heads, dim, QUERIES["backward"], MAX_KEYS, num_warps=WARPS["backward"],
+    )  # fmt: skip
+    return d_qkv, d_prefix.sum(0, dtype=torch.float32).to(prefix.dtype)
+
+
+@attend_backward.register_fake
+def _(qkv: Tensor, prefix: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(qkv), torch.empty_like(prefix)
+
+
+def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _differentiate(ctx, grad: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+    return attend_backward(*ctx.saved_tensors, grad)
+
+
+attend.register_autograd(_differentiate, setup_context=_save)
+
+
+def prefix_attention(qkv: Tensor, prefix: Tensor | None) -> Tensor:
+    """Attention output [n, T, H · D].
+
+    qkv: [n, T, 3, H, D], the output of the qkv layer.   prefix: [L, 2, H, D], or None without prompts.
+    """
+    shared = qkv.new_empty(0, 2, *qkv.shape[3:]) if prefix is None else prefix
+    if (keys := qkv.shape[1] + len(shared)) > MAX_KEYS or qkv.shape[-1] not in (16, 32, 64, 128):
+        raise FinesslError(
+            f"attention from two sources takes at most {MAX_KEYS} tokens and prompts ({keys} here) and heads of 16, 32, 64 "
+            f"or 128 channels ({qkv.shape[-1]} here)."
+        )
+    return attend(qkv.contiguous(), shared.contiguous())[0]
