@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from finessl.bench import frozen
 from finessl.bench.data import bench_data
@@ -56,6 +58,16 @@ def test_tuning(capsys: pytest.CaptureFixture[str]) -> None:
     rows = output(capsys, "bench", "tuning", *SMALL, "--tunings", "vpt-deep,linear")
     assert isinstance(rows, list) and [row["name"] for row in rows] == ["vpt-deep", "linear"]
     assert rows[0]["trained"] - rows[1]["trained"] == 9 * 50 * 192
+
+
+def test_step_on_images_of_ones_own(capsys: pytest.CaptureFixture[str], shapes: Path, tmp_path: Path) -> None:
+    """Images of two sizes are fetched one by one, not as an array."""
+    own = shutil.copytree(shapes, tmp_path / "own")
+    for path in (own / "train" / "down").iterdir():
+        Image.open(path).resize((40, 48)).save(path)
+    result = output(capsys, "bench", "step", "--data", str(own), *SMALL)
+    assert isinstance(result, dict) and result["images"] == 8 and result["step_ms"] > 0
+    assert result["trained_parameters"] == 9 * 50 * 192 + 2 * (3 * 192 + 1)  # prompts, heads of three classes
 
 
 def test_tuning_that_does_not_fit_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:

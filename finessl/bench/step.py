@@ -1,5 +1,5 @@
-"""`finessl bench step`: time of a training step, of its parts, and compared with the rate of matrix products. Pixels and
-weights are random: speed does not depend on them."""
+"""`finessl bench step`: time of a training step, of its parts, and compared with the rate of matrix products. Weights are
+random, and so are pixels where no data is given: speed does not depend on them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from finessl.models.build import store_frozen
 from finessl.models.encoder import Encoder
 from finessl.models.vit import ViTEncoder
 from finessl.recipe import Recipe
+from finessl.runs.inputs import open_source
 from finessl.runtime.device import synchronize
 from finessl.runtime.distributed import Processes
 from finessl.runtime.precision import DTYPES, resolve_precision
@@ -78,7 +79,9 @@ def bench_step(
     compile: bool | None = None,
     profile: bool = False,
 ) -> StepBench:
-    experiment = prepare(recipe, None, device, dataset=synthetic(classes, source_size))
+    """Time the steps of a recipe, on the data that it names or else on random images of `source_size` in `classes`."""
+    dataset = open_source(recipe) if recipe.data.source else synthetic(classes, source_size)
+    experiment = prepare(recipe, None, device, dataset=dataset)
     precision = resolve_precision(recipe.train.precision, device)
     network = experiment.network.train()
     store_frozen(network.encoder, precision)

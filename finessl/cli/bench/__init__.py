@@ -15,11 +15,12 @@ bench = Verbs(help="Measure speed and memory on this machine.")
 app.add_typer(bench, name="bench")
 
 
-def bench_recipe(fields: Mapping[str, Any]) -> Recipe:
+def bench_recipe(fields: Mapping[str, Any], data: str = "") -> Recipe:
     """The recipe of a benchmark: the defaults, `fields` by their short names, and a backbone with random weights."""
     from finessl.api import make_recipe
 
-    more = {"split.labels_per_class": 4, "model.pretrained": fields.get("backbone") == "embedded"}
+    own = fields.get("backbone") == "embedded"
+    more = {"data.source": data, "split.labels_per_class": 4, "model.pretrained": own}
     return make_recipe(None, dict(fields), more)
 
 

@@ -14,10 +14,13 @@ BASE = "vpt-deep"  # the strategy that the others are compared with
 
 
 @bench.command()
-@recipe_options("backbone", "tuning", "method", "image_size", "batch_size", "strong_views", "precision")
+@recipe_options("root", "backbone", "tuning", "method", "image_size", "batch_size", "strong_views", "precision")
 def step(
     *,
     fields: Fields,
+    data: Annotated[
+        str, typer.Option(help="Data as finessl train takes it: sizes of images vary. [default: random images]")
+    ] = "",
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 100,
     source_size: Annotated[int, typer.Option(help="Side of the stored images, in pixels.")] = 32,
     repeats: Annotated[int, typer.Option(help="Steps to time.")] = 10,
@@ -36,7 +39,7 @@ def step(
     from finessl.runtime.device import resolve_device
 
     vit.two_sources = two_sources
-    recipe = bench_recipe(fields)
+    recipe = bench_recipe(fields, data)
     result = bench_step(
         recipe,
         resolve_device(device),
