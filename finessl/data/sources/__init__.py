@@ -1,6 +1,6 @@
 """Sources of images: `open_dataset` opens a folder, a table, shards or a known data set.
 
-A source is one file here with one function `open_…(path, *, options) -> Dataset`, and one line in SOURCES.
+A source is one file here with one function `open_…(path, *, options) -> Dataset`, and one line in NAMED or FORMS.
 """
 
 from __future__ import annotations
