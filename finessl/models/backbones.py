@@ -106,7 +106,7 @@ def _joined(name: str, weights: str | Path | None, image_size: int | None, pretr
     joint = Joint(*zip(*((p.encoder, p.image_size, p.mean, p.std) for p in parts), strict=True))
     size = max(part.image_size for part in parts)
     return Backbone(
-        PooledEncoder(joint),
+        joint,
         name,
         sum(part.dim for part in parts),
         size,

@@ -43,8 +43,9 @@ def build_network(
 
 def store_frozen(encoder: Encoder, precision: str) -> None:
     """Store frozen weights in the format that they are multiplied in, instead of converting them at every step."""
-    if precision == "fp8" and isinstance(encoder, ViTEncoder):
-        round_to_fp8(encoder)
+    for part in encoder.parts():
+        if precision == "fp8" and isinstance(part, ViTEncoder):
+            round_to_fp8(part)
     if precision != "fp32":
         freeze_dtype(encoder, DTYPES[precision])
 

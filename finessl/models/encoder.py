@@ -29,13 +29,18 @@ class Encoder(nn.Module):
             module.train(mode)
         return self
 
+    def parts(self) -> list[Encoder]:
+        """The encoders that strategies tune: several in a joined backbone (joint.py)."""
+        return [self]
+
     def accelerate(self, wrap: Callable[[Any], Any]) -> None:
         """Replace the forward function by `wrap` of it (runtime/compile.py)."""
         self.forward = wrap(self.forward)  # type: ignore[method-assign]
 
     def trainable_buffers(self) -> dict[str, Tensor]:
         """Running statistics of unfrozen BatchNorms: part of a checkpoint although they are not parameters."""
-        norms = {id(m) for part in self.unfrozen for m in part.modules() if isinstance(m, _BatchNorm)}
+        unfrozen = [module for part in self.parts() for module in part.unfrozen]
+        norms = {id(m) for module in unfrozen for m in module.modules() if isinstance(m, _BatchNorm)}
         return {
             f"{name}.{key}": buffer
             for name, module in self.named_modules()

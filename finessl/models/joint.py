@@ -7,8 +7,9 @@ NAME=FILE,NAME=FILE; a part without a file comes from the hub.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,19 +22,26 @@ SIGN = "+"
 PREFIXES = ("hf-hub:", "hf_hub:", "local-dir:")  # names of models outside timm may contain the sign
 
 
-class Joint(nn.Module):
+class Joint(Encoder):
     """Images in [0, 1] → concatenated unit features. Each part normalises and, where its size is another one, resizes the
-    images as it expects them."""
+    images as it expects them. A tuning strategy is inserted into each part."""
 
     def __init__(
         self, encoders: Sequence[Encoder], sizes: Sequence[int], means: Sequence[Sequence[float]],
         stds: Sequence[Sequence[float]],
     ) -> None:  # fmt: skip
-        super().__init__()
+        super().__init__(nn.Identity())
         self.encoders, self.sizes = nn.ModuleList(encoders), tuple(sizes)
         constants = torch.tensor([means, stds], dtype=torch.float32).view(2, len(encoders), 3, 1, 1)
         self.register_buffer("constants", constants, persistent=False)
         self.constants: Tensor
+
+    def parts(self) -> list[Encoder]:
+        return list(self.encoders)  # type: ignore[arg-type]
+
+    def accelerate(self, wrap: Callable[[Any], Any]) -> None:
+        for part in self.parts():
+            part.accelerate(wrap)
 
     def forward(self, images: Tensor) -> Tensor:
         found = []

@@ -219,5 +219,6 @@ def accelerate(step: TrainingStep, *, compile: bool | None, steps: int) -> Train
     step.heads_and_loss = compiled(step.heads_and_loss)  # type: ignore[method-assign]  # some hundred small operations
     # Not captured: a scaled loss (the host decides its scale), and gradient checkpointing (PyTorch asks for the state
     # of the random number generator, which a capture does not allow).
-    can_capture = step.device.type == "cuda" and step.precision != "fp16" and not step.network.encoder.checkpointing
+    checkpointing = any(part.checkpointing for part in step.network.encoder.parts())
+    can_capture = step.device.type == "cuda" and step.precision != "fp16" and not checkpointing
     return CudaGraphStep(step) if can_capture else step

@@ -234,8 +234,8 @@ def wishes(depth: int, device: torch.device) -> list[tuple[str, str, dict[str, A
 
 
 def depth_of(chosen: Mapping[str, Any]) -> int:
-    backbone = create_backbone(chosen["model.backbone"], pretrained=False)
-    return backbone.encoder.depth if isinstance(backbone.encoder, ViTEncoder) else 0
+    parts = create_backbone(chosen["model.backbone"], pretrained=False).encoder.parts()
+    return min(part.depth if isinstance(part, ViTEncoder) else 0 for part in parts)
 
 
 # ---- the choice -----------------------------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ class Tuning:
     def apply(self, encoder: Encoder, generator: torch.Generator | None = None) -> None:
         """Freeze the encoder, then insert or unfreeze the trained parameters.   generator: of initial values, on the CPU."""
         encoder.requires_grad_(False)
-        encoder.unfrozen = []
-        self.insert(encoder, generator)
+        for part in encoder.parts():
+            part.unfrozen = []
+            self.insert(part, generator)
         encoder.train(encoder.training)
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
