@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from finessl.data.decoding import ImageError
 from finessl.data.images import Images
 
 SAMPLE = 1_000  # images
+KEY = 16  # bytes of an image's digest
+READERS = 8  # threads that read files: most of the time they wait for the disk
 
 
 def content_digest(images: Images, sample: int = SAMPLE, always: np.ndarray | None = None) -> str:
@@ -32,6 +36,19 @@ def content_digest(images: Images, sample: int = SAMPLE, always: np.ndarray | No
         digest.update(f"\0{i} {len(part)}\0".encode())
         digest.update(part)
     return digest.hexdigest()
+
+
+def image_digests(images: Images, positions: Iterable[int]) -> Iterator[tuple[int, bytes | ImageError]]:
+    """(position, digest of an excerpt of the image, or why it cannot be read)."""
+
+    def digest(i: int) -> tuple[int, bytes | ImageError]:
+        try:
+            return i, hashlib.blake2b(images.excerpt(i), digest_size=KEY).digest()
+        except ImageError as error:
+            return i, error
+
+    with ThreadPoolExecutor(READERS) as pool:
+        yield from pool.map(digest, positions)
 
 
 def written_digest(images: Images) -> str:

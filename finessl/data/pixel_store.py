@@ -7,6 +7,7 @@ by fingerprint. Training calls `store.fetch(indices)`.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -154,7 +155,7 @@ class PixelStore:
         """Decode `images`. The attribute `failures` lists unreadable ones.
 
         shorter, square: size in pixels, as in `decoding.fitted`.   cache_dir: folder for files; None: the cache.
-        memory_limit_bytes: size from which pixels go to a file; None: half of the free memory.   workers: threads.
+        memory_limit_bytes: size from which pixels go to a file; None: `memory_limit`.   workers: threads.
         """
         if isinstance(images, ArrayImages) and len(images):
             size = images.size(0)
@@ -164,7 +165,7 @@ class PixelStore:
         folder = pixel_folder(cache_dir) / fit.identity()
         buffer: PixelBuffer | None = PixelFile.open(folder)
         if buffer is None:
-            limit = free_memory() // 2 if memory_limit_bytes is None else memory_limit_bytes
+            limit = memory_limit() if memory_limit_bytes is None else memory_limit_bytes
             with thread_pool(workers) as pool:
                 progress(0, len(images))
                 begun = PixelFile.resume(folder)
@@ -253,6 +254,11 @@ def rounds(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def tasks(count: int, size: int = TASK) -> list[range]:
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def memory_limit() -> int:
+    """Bytes that one copy of the data may take: half of the free memory, divided by the processes of this machine."""
+    return free_memory() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def free_memory() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,11 @@ CROWD = 10  # images per class below which the unlabeled images are too few to h
 LARGEST = 100_000  # images that are solved together: a larger set is represented by a random sample
 
 
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One solver on one backbone's features."""
@@ -45,7 +51,7 @@ class Candidate:
         return None if self.right is None else float(self.right.mean())
 
     @property
-    def interval(self) -> tuple[float, float] | None:
+    def interval(self) -> Interval | None:
         return None if self.right is None else wilson(int(self.right.sum()), len(self.right))
 
 
@@ -200,10 +206,10 @@ def calibrate(solution: Solution, x: Tensor, accuracy: float) -> Solution:
     return replace(solution, scale=float(np.exp((low + high) / 2)))
 
 
-def wilson(right: float, count: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927)."""
+def wilson(right: float, count: int) -> Interval:
+    """95 % interval of a share (Wilson 1927); unlike the bootstrap it does not collapse when all are right."""
     z2 = 1.959964**2
     share = right / count
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = np.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count**2))) / (1 + z2 / count)
-    return float(max(min(middle - half, share), 0.0)), float(min(max(middle + half, share), 1.0))
+    return Interval(float(max(min(middle - half, share), 0.0)), float(min(max(middle + half, share), 1.0)))

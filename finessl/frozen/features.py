@@ -22,7 +22,6 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ import torch
 from finessl.data.dataset import Dataset, broken_files
 from finessl.data.decoding import ImageError
 from finessl.data.folder_index import cache_folder
+from finessl.data.identity import KEY, image_digests
 from finessl.data.images import Images
 from finessl.data.pixel_file import locked
 from finessl.data.reading import read_ahead
@@ -44,11 +44,9 @@ from finessl.models.forward import forward_pixels
 from finessl.runtime.callbacks import Count, Progress, no_count, no_progress
 
 VERSION = 1
-KEY = 16  # bytes of an image's digest
 CHUNK = 256  # images per line of chunks.jsonl: what a kill costs at most
 BATCH = {"cuda": 256}  # images per forward pass; 32 elsewhere
 BLOCK = 1 << 15  # rows that are converted at a time
-READERS = 8  # threads that read files: most of the time they wait for the disk
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,7 @@ class Features:
 
 
 def encode_images(
-    images: Images,
-    encoder: FrozenEncoder,
-    *,
-    cache_dir: Path | None = None,
-    progress: Count = no_count,
+    images: Images, encoder: FrozenEncoder, *, cache_dir: Path | None = None, progress: Count = no_count
 ) -> Features:
     """Features of all images: from the cache where they are, computed and added to it where they are not.
 
@@ -147,19 +141,11 @@ def missing(images: Images, encoder: FrozenEncoder, cache_dir: Path | None = Non
 def digests(images: Images) -> tuple[np.ndarray, list[tuple[int, str]]]:
     """uint8 [N, KEY] of what each image contains (zero where it cannot be read), and why some cannot."""
     keys, failures = np.zeros((len(images), KEY), np.uint8), []
-
-    def digest(i: int) -> str | None:
-        try:
-            part = images.excerpt(i)
-        except ImageError as error:
-            return str(error)
-        keys[i] = np.frombuffer(hashlib.blake2b(part, digest_size=KEY).digest(), np.uint8)
-        return None
-
-    with ThreadPoolExecutor(READERS) as pool:
-        for i, reason in enumerate(pool.map(digest, range(len(images)), chunksize=64)):
-            if reason is not None:
-                failures.append((i, reason))
+    for i, digest in image_digests(images, range(len(images))):
+        if isinstance(digest, ImageError):
+            failures.append((i, str(digest)))
+        else:
+            keys[i] = np.frombuffer(digest, np.uint8)
     return keys, failures
 
 

@@ -67,12 +67,7 @@ def sample_images(run: str | Path, count: int, seed: int = 0) -> tuple[list[str]
 
 
 def audit_run(
-    run: str | Path,
-    answers: Path,
-    *,
-    weights: str | None = None,
-    device: str = "auto",
-    progress: Count = no_count,
+    run: str | Path, answers: Path, *, weights: str | None = None, device: str = "auto", progress: Count = no_count
 ) -> Audit:
     """Compare the classifier with the answers; write RUN/audit.json and, with enough of them, the temperature.
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from finessl.data.dataset import Dataset, broken_files, count_of, some, warnings_note
-from finessl.data.decoding import ImageError, pillow_warnings
+from finessl.data.decoding import pillow_warnings
+from finessl.data.identity import image_digests
 from finessl.data.images import Images
 from finessl.data.reading import read_ahead
 from finessl.data.sources import open_dataset
@@ -24,7 +23,6 @@ from finessl.inference.metrics import Interval, wilson
 from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import open_source
 from finessl.runtime.callbacks import Count, no_count
-from finessl.runtime.machine import usable_cores
 
 BATCH = 256  # images decoded while the model works on the batch before
 MAX_COMPARED = 200_000  # images whose files are compared with the training images; more would take many minutes
@@ -192,11 +190,11 @@ def used_in_training(run: str | Path, images: Images) -> np.ndarray:
         raise FinesslError(
             f"There are {len(candidates):,} training images to compare them with, over {MAX_COMPARED:,}."
         )
-    known: dict[bytes, int] = {}
-    for i, digest in digests(dataset.train, candidates):
-        known[digest] = max(known.get(digest, NEW), int(use[i]))
+    known: dict[object, int] = {}
+    for i, digest in image_digests(dataset.train, candidates.tolist()):
+        known[digest] = max(known.get(digest, NEW), int(use[i]))  # an error equals no digest
     seen = np.full(len(images), NEW)
-    for i, digest in digests(images, wanted):
+    for i, digest in image_digests(images, wanted.tolist()):
         seen[i] = known.get(digest, NEW)
     return seen
 
@@ -204,21 +202,6 @@ def used_in_training(run: str | Path, images: Images) -> np.ndarray:
 def file_sizes(images: Images) -> np.ndarray | None:
     paths = getattr(images, "paths", None)
     return None if paths is None else np.asarray(paths.sizes)
-
-
-def digests(images: Images, positions: np.ndarray) -> Iterator[tuple[int, bytes]]:
-    """(position, hash of an excerpt of the file) of every image that can be read."""
-
-    def digest(i: int) -> bytes | None:
-        try:
-            return hashlib.blake2b(images.excerpt(i), digest_size=16).digest()
-        except ImageError:
-            return None
-
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        for i, found in zip(positions.tolist(), pool.map(digest, positions.tolist()), strict=True):
-            if found is not None:
-                yield i, found
 
 
 # ---- images through the classifier ----------------------------------------------------------------------------------

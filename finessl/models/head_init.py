@@ -80,12 +80,7 @@ def class_mean(features: Tensor, labels: Tensor, classes: int, generator: torch.
 
 
 def ridge_probe(
-    features: Tensor,
-    labels: Tensor,
-    classes: int,
-    generator: torch.Generator | None = None,
-    *,
-    penalty: float = 0.1,
+    features: Tensor, labels: Tensor, classes: int, generator: torch.Generator | None = None, *, penalty: float = 0.1
 ) -> Tensor:
     """[C, dim]: unit rows of the ridge regression from unit features to centred one-hot labels; random for a class
     without images."""

@@ -48,10 +48,7 @@ def time_training(recipe: Recipe, classes: int, device: torch.device, clock: Clo
     """
     small, scale = reduced(recipe, device)
     count = max(2 * classes, 2 * small.train.batch_size * small.train.mu)
-    pixels = np.random.default_rng(0).integers(0, 256, (count, 64, 64, 3), dtype=np.uint8)
-    names = [f"class {k}" for k in range(classes)]
-    dataset = Dataset("random pixels", names, ArrayImages(pixels, "train"), np.arange(count) % classes)
-    experiment = prepare(small, None, device, dataset=dataset)
+    experiment = prepare(small, None, device, dataset=random_pixels(classes, count, 64))
     precision = resolve_precision(recipe.train.precision, device)
     network = experiment.network.train()
     store_frozen(network.encoder, precision)
@@ -69,6 +66,13 @@ def time_training(recipe: Recipe, classes: int, device: torch.device, clock: Clo
     synchronize(device)
     seconds = scale * (clock() - begun) / STEPS
     return Cost(seconds, view or time_encoder(experiment, precision, clock), view)
+
+
+def random_pixels(classes: int, images: int, side: int) -> Dataset:
+    """A data set in memory, with as many images of each class.   side: of an image, pixels."""
+    pixels = np.random.default_rng(0).integers(0, 256, (images, side, side, 3), dtype=np.uint8)
+    names = [f"class {k}" for k in range(classes)]
+    return Dataset("random pixels", names, ArrayImages(pixels, "train"), np.arange(images) % classes)
 
 
 def reduced(recipe: Recipe, device: torch.device) -> tuple[Recipe, float]:

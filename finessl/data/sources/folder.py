@@ -87,15 +87,13 @@ def open_folder(
     return dataset
 
 
-def open_pile(
-    path: Path, labels: str | None = None, progress: Count = no_count
-) -> tuple[FileImages, dict[str, str], list[tuple[str, str]]]:
+def open_pile(path: Path, labels: str | None = None) -> tuple[FileImages, dict[str, str], list[tuple[str, str]]]:
     """All images except those of a test folder, path → class of the labeled ones, and (path, reason) of those left out.
 
     Labels are those of labeled/, labels.csv and the table `labels`. Other folders are no classes: without labels, what a
     folder is called says nothing.
     """
-    index = read_index(path, progress)
+    index = read_index(path)
     tops = {folder.split("/")[0] for folder in index.folders}
     test = next((top for top in TESTS if top in tops and has_classes(index, top)), None)
     top = next((top for top in LABELED if top in tops and has_classes(index, top)), None)
