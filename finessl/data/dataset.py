@@ -131,10 +131,7 @@ def hold_out(dataset: Dataset, count: int) -> Dataset:
             "label is known; hold out fewer."
         )
     labels = dataset.train_labels[known]
-    order = np.argsort(labels, kind="stable")
-    rank = np.empty(len(known), np.int64)  # of each image within its class
-    rank[order] = np.arange(len(known)) - np.searchsorted(labels[order], labels[order])
-    chosen = np.sort(known[np.lexsort((labels, rank))[:count]])
+    chosen = np.sort(known[np.lexsort((labels, rank_in_class(labels)))[:count]])
     kept = np.setdiff1d(np.arange(len(dataset.train)), chosen)
     return replace(
         dataset,
@@ -144,6 +141,20 @@ def hold_out(dataset: Dataset, count: int) -> Dataset:
         test_labels=dataset.train_labels[chosen],
         given=None if dataset.given is None else dataset.given[kept],
     )
+
+
+def renumbered(labels: np.ndarray, classes: Sequence[str], others: Sequence[str]) -> np.ndarray:
+    """int64 positions in `others` of labels that are positions in `classes`; −1: unknown, or not among the others."""
+    ids = {name: i for i, name in enumerate(others)}
+    return np.array([*(ids.get(name, -1) for name in classes), -1], np.int64)[labels]
+
+
+def rank_in_class(labels: np.ndarray) -> np.ndarray:
+    """[n]: 0 for the first image of each class, 1 for the second …"""
+    order = np.argsort(labels, kind="stable")
+    rank = np.empty(len(labels), np.int64)
+    rank[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+    return rank
 
 
 def is_text(name: str) -> bool:

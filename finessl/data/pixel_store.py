@@ -19,7 +19,7 @@ from torch import Tensor
 from finessl.data import pixel_file
 from finessl.data.cache import make_room, pixel_folder, remove
 from finessl.data.dataset import Statistics, readable
-from finessl.data.decoding import LONGEST, ImageError, fitted
+from finessl.data.decoding import MAX_ASPECT, ImageError, fitted
 from finessl.data.identity import content_digest, written_digest
 from finessl.data.images import ArrayImages, Images
 from finessl.data.pixel_file import PixelBuffer, PixelFile, locked
@@ -194,7 +194,7 @@ class Fit:
     def identity(self) -> str:
         """Digest of the images' names, sizes, content and modification times: an image replaced in place is decoded again."""
         what = (self.images.fingerprint(), content_digest(self.images), written_digest(self.images))
-        text = f"{pixel_file.VERSION} {' '.join(what)} {self.shorter} {self.square} {LONGEST}"
+        text = f"{pixel_file.VERSION} {' '.join(what)} {self.shorter} {self.square} {MAX_ASPECT}"
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def about(self) -> str:

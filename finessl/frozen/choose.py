@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from finessl.data.dataset import rank_in_class
 from finessl.frozen.neighbours import Graph, build_graph
 from finessl.frozen.solvers import Distiller, Solution, class_means, em, propagate, ridge
 from finessl.runtime.callbacks import Progress, no_progress
@@ -175,11 +176,8 @@ def assign_folds(labels: np.ndarray, classes: int, most: int = FOLDS) -> np.ndar
     counts = np.bincount(labels, minlength=classes)
     if counts.max() < 2:
         return None
-    order = np.argsort(labels, kind="stable")
-    place = np.empty(len(labels), int)  # within its class
-    place[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
     folds = int(min(most, counts[counts > 1].min()))
-    return np.where(counts[labels] > 1, place % folds, -1)
+    return np.where(counts[labels] > 1, rank_in_class(labels) % folds, -1)
 
 
 def held_out(pile: Pile, solver: str, y: Tensor, labeled: Tensor, folds: np.ndarray, classes: int) -> np.ndarray:

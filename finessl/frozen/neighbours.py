@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 NEIGHBOURS = 10
 POWER = 3  # weight of an edge: max(cosine, 0)³
-EXACT = 20_000  # images up to which every pair is compared
+MAX_EXACT = 20_000  # images up to which every pair is compared
 ROWS = 1024  # images compared at a time
 CELL = 200  # images per cell, in the mean
 PROBES = 16  # nearest cells that an image is compared with
@@ -94,7 +94,7 @@ def build_graph(x: Tensor, neighbours: int = NEIGHBOURS) -> Graph:
 def nearest_neighbours(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Cosines and positions [n, k] of the nearest other rows of x, nearest first; and, for a large set, an order of the rows
     in which neighbours are close together."""
-    return (*exact_neighbours(x, k), None) if len(x) <= EXACT else listed_neighbours(x, k)
+    return (*exact_neighbours(x, k), None) if len(x) <= MAX_EXACT else listed_neighbours(x, k)
 
 
 def exact_neighbours(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
