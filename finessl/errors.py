@@ -1,4 +1,4 @@
-"""The one exception for what a user can mend: the command line prints its message, without a traceback."""
+"""The one exception for what a user can fix: the command line prints its message, without a traceback."""
 
 
 class FinesslError(Exception):

@@ -72,7 +72,7 @@ def stripes(rng: np.random.Generator, kind: int, size: int = 32) -> np.ndarray:
 
 TINY = [
     "--backbone", "vit_tiny_patch16_224", "--set", "model.pretrained=false", "--image-size", "32", "--steps", "3",
-    "--batch-size", "4", "--set", "tuning.length=2", "--device", "cpu", "-q",
+    "--batch-size", "4", "--set", "tuning.length=2", "--device", "cpu", "--precision", "fp32", "-q",
 ]  # fmt: skip
 
 

@@ -147,7 +147,8 @@ def test_scale(tmp_path: Path) -> None:
     assert [row.images for row in rows] == [50, 101, 200]
     for row in rows:
         assert row.image == pytest.approx(1e6 * row.index / row.images)
-        assert min(row.reopen, row.image_cpu, row.memory, row.decode, row.decode_cpu, row.fetch) > 0
+        assert min(row.reopen, row.image_cpu, row.decode, row.decode_cpu, row.fetch) > 0
+        assert row.memory >= 0  # a small set may fit in pages that the imports have freed
     assert set(labels) == {"writing the sets", "measuring", "removing the sets"}
     assert list(tmp_path.iterdir()) == []
 
@@ -190,7 +191,7 @@ def test_predict(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["part"] for row in rows] == ["encoder", "decoding alone", "folder of JPEGs"]
     assert all(row["rate"] > 0 for row in rows)
     for row in rows:
-        assert row["ratio"] == pytest.approx(row["rate"] / row["reference_rate"], rel=0.05)
+        assert row["ratio"] == pytest.approx(row["rate"] / row["reference_rate"], rel=0.05, abs=0.001)
 
 
 def test_quick_measures_solvers_and_selection(

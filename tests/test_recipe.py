@@ -18,7 +18,7 @@ def test_defaults_are_the_papers() -> None:
     assert (recipe.method.name, recipe.tuning.name, recipe.head.name) == ("finessl", "vpt-deep", "cosine")
 
 
-def test_options_stay_whatever_the_order() -> None:
+def test_options_do_not_depend_on_their_order() -> None:
     for fields in (
         {"method.name": "fixmatch", "method.threshold": 0.9},
         {"method.threshold": 0.9, "method.name": "fixmatch"},

@@ -96,7 +96,7 @@ def test_embedded_features_are_good() -> None:
     result = probe("sample", backbone="embedded", device=torch.device("cpu"))
     assert (result.train_images, result.test_images) == (2000, 500)
     assert result.knn > 0.72 and result.linear > 0.74
-    assert result.prototypes is not None and result.prototypes[0] > 0.55
+    assert result.prototypes[0] > 0.55
 
 
 def test_embedded_assets_are_small_and_described() -> None:

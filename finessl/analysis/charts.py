@@ -15,6 +15,7 @@ from finessl.inference.metrics import Interval, Reliability
 
 Series = tuple[np.ndarray, np.ndarray]
 MAX_MARKED = 12  # points of a line that get a marker each
+BINS_PER_BAR = 5  # recorded bins of confidence in a bar of a histogram
 NAMED = 25  # classes whose names fit on an axis
 NAMES = {"novel": "novel class (OOD)", "unknown": "class not known"}
 
@@ -75,12 +76,11 @@ def draw_shares(axes: Any, counts: Mapping[str, np.ndarray | None], classes: Seq
     return True
 
 
-def draw_groups(axes: Any, bins: Mapping[str, np.ndarray], xlabel: str, scale: float = 1.0, width: int = 5) -> bool:
-    """Histograms of confidence per group of images, as shares of the group.   scale: factor of the confidence (κ).
-    width: recorded bins per bar."""
+def draw_groups(axes: Any, bins: Mapping[str, np.ndarray], xlabel: str, scale: float = 1.0) -> bool:
+    """Histograms of confidence per group of images, as shares of the group.   scale: factor of the confidence (κ)."""
     for group, counts in bins.items():
         colour, dash, hatch = GROUPS[group]
-        share = counts.reshape(-1, width).sum(1) / counts.sum()
+        share = counts.reshape(-1, BINS_PER_BAR).sum(1) / counts.sum()
         edges = np.linspace(0, scale, len(share) + 1)
         axes.stairs(share, edges, fill=True, color=colour, alpha=0.2, hatch=hatch or None, edgecolor=colour, lw=0)
         axes.stairs(share, edges, color=colour, linestyle=dash, lw=1.6, label=NAMES.get(group, group))

@@ -31,9 +31,7 @@ class ViewCost:
         return self.pillow / self.ours
 
 
-def bench_augment(
-    device: torch.device, *, size: int = 224, source_size: int = 32, batch: int = 64, repeats: int = 10
-) -> list[ViewCost]:
+def bench_augment(device: torch.device, *, size: int = 224, source_size: int = 32, batch: int = 64) -> list[ViewCost]:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (batch, source_size, source_size, 3), dtype=np.uint8)
     store = PixelStore.from_array(pixels)
@@ -52,7 +50,7 @@ def bench_augment(
     pictures = [Image.fromarray(image) for image in pixels]
     rows = []
     for name, with_strong in (("weak", False), ("strong", True)):
-        ours = milliseconds(partial(make, with_strong), device, repeats=repeats) / batch
+        ours = milliseconds(partial(make, with_strong), device) / batch
         rows.append(ViewCost(name, ours, pillow_time(pillow_view(size, with_strong), pictures)))
     return rows
 

@@ -28,12 +28,7 @@ EXPORTED = ("fp32", "int8", "int8-dynamic")
 
 
 def bench_export(
-    run: str | Path,
-    *,
-    batch: int = 32,
-    repeats: int = 9,
-    weights: str | None = None,
-    log: Log | None = None,
+    run: str | Path, *, batch: int = 32, repeats: int = 9, weights: str | None = None, log: Log | None = None
 ) -> list[Rate]:
     """Images per second of CPU time: each export that agrees with the run against finessl in fp32 and, where the CPU
     multiplies it, in bf16."""

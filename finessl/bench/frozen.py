@@ -45,11 +45,7 @@ class FeatureCost:
 
 
 def bench_features(
-    sizes: Sequence[int],
-    *,
-    folder: Path | None = None,
-    threads: int = 0,
-    progress: Progress = no_progress,
+    sizes: Sequence[int], *, folder: Path | None = None, threads: int = 0, progress: Progress = no_progress
 ) -> list[FeatureCost]:
     """quick and select for each size.   folder: of the features (None: temporary).   threads: of torch; 0: as it chooses."""
     if not sizes or min(sizes) < 2 * CLASSES * LABELS:

@@ -13,7 +13,7 @@ import torch
 
 from finessl.bench.data import Rate
 from finessl.bench.scale import write_originals, write_set
-from finessl.bench.step import encoder_flops, synthetic
+from finessl.bench.step import IMAGES, encoder_flops
 from finessl.bench.timing import matmul_rate, milliseconds
 from finessl.data.reading import reader
 from finessl.data.sources import open_dataset
@@ -25,13 +25,14 @@ from finessl.recipe import Recipe
 from finessl.runtime.machine import usable_cores
 from finessl.runtime.precision import DTYPES, autocast
 from finessl.training.experiment import prepare
+from finessl.training.timing import random_pixels
 
 
 def bench_predict(
     recipe: Recipe, device: torch.device, *, batch: int, images: int, repeats: int, compile: bool | None = None
 ) -> list[Rate]:
     """batch: images per batch.   images: JPEGs in the folder (0: no folder).   compile: None: on a GPU."""
-    experiment = prepare(recipe, None, device, dataset=synthetic(100, 32))
+    experiment = prepare(recipe, None, device, dataset=random_pixels(100, IMAGES, 32))
     network = experiment.network.eval()
     description = {
         "classes": experiment.split.classes,

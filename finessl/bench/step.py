@@ -7,14 +7,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from finessl.bench.profile import by_kind
 from finessl.bench.timing import matmul_rate, peak_memory, reset_memory
-from finessl.data.dataset import Dataset
-from finessl.data.images import ArrayImages
 from finessl.data.loader import Prefetcher
 from finessl.models.build import store_frozen
 from finessl.models.encoder import Encoder
@@ -28,7 +25,9 @@ from finessl.training.cuda_graph import accelerate
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.step import TrainingStep
+from finessl.training.timing import random_pixels
 
+IMAGES = 2000
 PARTS = ("data", "weak forward", "forward", "method", "diagnostics", "backward", "update")
 
 
@@ -61,14 +60,6 @@ class StepBench:
         }
 
 
-def synthetic(classes: int, source_size: int, images: int = 2000) -> Dataset:
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (images, source_size, source_size, 3), dtype=np.uint8)
-    return Dataset(
-        "synthetic", [f"class {k}" for k in range(classes)], ArrayImages(pixels, "train"), np.arange(images) % classes
-    )
-
-
 def bench_step(
     recipe: Recipe,
     device: torch.device,
@@ -80,7 +71,7 @@ def bench_step(
     profile: bool = False,
 ) -> StepBench:
     """Time the steps of a recipe, on the data that it names or else on random images of `source_size` in `classes`."""
-    dataset = open_source(recipe) if recipe.data.source else synthetic(classes, source_size)
+    dataset = open_source(recipe) if recipe.data.source else random_pixels(classes, IMAGES, source_size)
     experiment = prepare(recipe, None, device, dataset=dataset)
     precision = resolve_precision(recipe.train.precision, device)
     network = experiment.network.train()

@@ -22,20 +22,13 @@ class TuningCost:
 
 
 def bench_tunings(
-    recipe: Recipe,
-    names: Sequence[str],
-    device: torch.device,
-    *,
-    repeats: int,
-    source_size: int = 32,
-    compile: bool | None = None,
-    log: Log = print,
+    recipe: Recipe, names: Sequence[str], device: torch.device, *, repeats: int, compile: bool | None, log: Log
 ) -> Iterator[TuningCost]:
     """One row per strategy, as soon as it is measured. Strategies that do not fit the backbone are logged and left out."""
     for name in names:
         one = recipe.with_fields({"tuning.name": name})
         try:
-            result = bench_step(one, device, repeats=repeats, source_size=source_size, compile=compile)
+            result = bench_step(one, device, repeats=repeats, compile=compile)
         except FinesslError as error:
             log(f"{name}: left out: {error}")
             continue

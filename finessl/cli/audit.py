@@ -16,16 +16,16 @@ from finessl.cli.options import Device, Moved
 @app.command(no_args_is_help=True)
 def audit(
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
-    count: Annotated[int, typer.Option("--count", "-k", help="Number of images to judge.", min=1)] = 100,
+    count: Annotated[int, typer.Option("--count", "-k", help="Number of images to label.", min=1)] = 100,
     out: Annotated[Path | None, typer.Option(help="CSV to write: number, path, label (empty).")] = None,
     answers: Annotated[Path | None, typer.Option(help="The CSV with its label column filled in.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     weights: Moved = None,
     device: Device = "auto",
 ) -> None:
-    """Measure accuracy without a test set, by a judged random sample.
+    """Measure accuracy without a test set: label a random sample.
 
-    First with --out: write the images to judge. Then with --answers: accuracy with its interval, and a temperature that
+    First with --out: write the images to label. Then with --answers: accuracy with its interval, and a temperature that
     makes confidence match accuracy. A label that is none of the classes counts as an error of the classifier.
     """
     from finessl.cli.select import check_target

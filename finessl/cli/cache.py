@@ -9,7 +9,7 @@ import typer
 
 from finessl.cli import app
 
-cache = typer.Typer(help="Show or clear what finessl keeps to be faster next time.", rich_markup_mode=None)
+cache = typer.Typer(help="Show or clear the cache: decoded images, features, lists of images.", rich_markup_mode=None)
 app.add_typer(cache, name="cache")
 Folder = Annotated[Path | None, typer.Option(help="Folder of decoded images, as in train --cache-dir.")]
 

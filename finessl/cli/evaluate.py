@@ -30,8 +30,7 @@ def evaluate(
     include_unlabeled: Annotated[
         bool,
         typer.Option(
-            "--include-unlabeled",
-            help="Also measure on images of DATA that training used without their labels.",
+            "--include-unlabeled", help="Also measure on images of DATA that training used without their labels."
         ),
     ] = False,
     weights: Moved = None,

@@ -59,23 +59,22 @@ def show_report(found: Any, most: int) -> None:
     from finessl.runtime.terminal import console
 
     out = console(soft_wrap=True)  # a file name is not broken in two
-    say = lambda text="": out.print(text)  # noqa: E731
     size = lambda pair: f"{pair[1]}×{pair[0]}"  # noqa: E731
     labeled, tested = found.labeled, found.tested
     broken = lambda count: f", {count:,} broken" if count else ""  # noqa: E731
-    say(
+    out.print(
         f"{found.name}: {len(found.classes)} classes, {int(labeled.sum()):,} labeled and {found.unlabeled:,} unlabeled "
         f"training images{broken(len(found.broken) - found.broken_test)}"
     )
-    say(f"  labels per class: {span(labeled)}")
+    out.print(f"  labels per class: {span(labeled)}")
     if tested is not None:
-        say(f"  test images: {int(tested.sum()):,}, {span(tested)} per class{broken(found.broken_test)}")
+        out.print(f"  test images: {int(tested.sum()):,}, {span(tested)} per class{broken(found.broken_test)}")
     if found.smallest == found.largest:
-        say(f"  pixels: all {size(found.smallest)}")
+        out.print(f"  pixels: all {size(found.smallest)}")
     else:
-        say(f"  pixels: {size(found.smallest)} to {size(found.largest)}, median {size(found.median)}")
+        out.print(f"  pixels: {size(found.smallest)} to {size(found.largest)}, median {size(found.median)}")
     for note in found.notes:
-        say(f"  {note}")
+        out.print(f"  {note}")
     titles = {
         "image{s} cannot be read": [f"{key}: {reason}" for key, reason in found.broken],
         "group{s} of identical training images": [" = ".join(group) for group in found.duplicates],
@@ -90,12 +89,12 @@ def show_report(found: Any, most: int) -> None:
     }
     for title, items in titles.items():
         if items:
-            say("\n" + worded(len(items), "{n} " + title))
+            out.print("\n" + worded(len(items), "{n} " + title))
             for item in items[:most]:
-                say(f"  {item}")
+                out.print(f"  {item}")
             if len(items) > most:
-                say(f"  … and {len(items) - most:,} more (--most {len(items)})")
+                out.print(f"  … and {len(items) - most:,} more (--most {len(items)})")
     if found.advice:
-        say("\nadvice")
+        out.print("\nadvice")
     for line in found.advice:
-        say(f"  {line}")
+        out.print(f"  {line}")

@@ -56,7 +56,10 @@ Weights = Annotated[
     Texts, typer.Option(help="A backbone's weights file, NAME=FILE; repeatable. [default: the hub's cache]")
 ]
 FeatureBackbone = Annotated[
-    str, typer.Option(help="Backbone of the features (finessl list backbones); auto: the first that is here.")
+    str,
+    typer.Option(
+        help="Backbone of the features (finessl list backbones); auto: the first whose weights are on this machine."
+    ),
 ]
 
 

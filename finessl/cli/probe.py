@@ -53,5 +53,5 @@ def probe(
     print(f"{backbone} on {data}: {result.train_images:,} training and {result.test_images:,} test images")
     print(f"  k-NN (k = 20)                  {result.knn:.2%}")
     print(f"  linear probe                   {result.linear:.2%}")
-    mean, deviation = result.prototypes or (0.0, 0.0)
+    mean, deviation = result.prototypes
     print(f"  class means of {result.labels_per_class} labels each   {mean:.2%} ± {deviation:.2%} (10 seeds)")

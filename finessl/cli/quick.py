@@ -48,14 +48,7 @@ def quick(
     recipe = make_recipe(None, fields, {"data.source": data, **dict(map(parse_setting, set_ or []))})
     backbones = candidate_backbones(backbone, named_files(weights or []))
     with Display(quiet=quiet) as display:
-        answer = run(
-            recipe,
-            out,
-            backbones,
-            device=device,
-            text_features=text_features,
-            display=display,
-        )
+        answer = run(recipe, out, backbones, device=device, text_features=text_features, display=display)
     if json_:
         import json
 

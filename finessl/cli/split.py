@@ -23,9 +23,7 @@ def split(
     picture: Annotated[
         Path | None, typer.Option(help="Picture of the images per class. [default: next to --out]")
     ] = None,
-    labeled_in_unlabeled: Annotated[
-        bool, typer.Option(help="Are labeled images also among the unlabeled ones?")
-    ] = True,
+    labeled_in_unlabeled: Annotated[bool, typer.Option(help="Use the labeled images as unlabeled ones, too.")] = True,
 ) -> None:
     """Show or save which images are labeled."""
     import shlex

@@ -36,13 +36,11 @@ def train(
     device: Device = "auto",
     compile_: Compile = None,
     eval_every: Annotated[
-        int | None,
-        typer.Option(help="Steps between evaluations; 0: only at the end. [default: about ten evaluations]"),
+        int | None, typer.Option(help="Steps between evaluations; 0: only at the end. [default: about ten evaluations]")
     ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Maximum seconds between checkpoints.")] = 120.0,
     cache_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder for decoded images that do not fit into memory (see finessl cache)."),
+        Path | None, typer.Option(help="Folder for decoded images that do not fit into memory (see finessl cache).")
     ] = None,
     quiet: Quiet = False,
 ) -> None:

@@ -1,2 +1,1 @@
-"""Where images come from (sources), whose labels are known (splits), how bytes reach the device (store, loader) and
-how they are varied (augment)."""
+"""From files to views: sources of images, splits into labeled and unlabeled ones, decoded pixels, loader, augmentation."""

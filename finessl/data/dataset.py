@@ -23,6 +23,7 @@ PARTS = (
     "the content of training images",
     "the test images or their labels",
 )
+SHOWN = 5  # names or reasons in a message, before "and … more"
 MAX_LABELED = 10_000  # labeled images whose content is part of the fingerprint, besides the sample of all images
 
 IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -130,10 +131,7 @@ def hold_out(dataset: Dataset, count: int) -> Dataset:
             "label is known; hold out fewer."
         )
     labels = dataset.train_labels[known]
-    order = np.argsort(labels, kind="stable")
-    rank = np.empty(len(known), np.int64)  # of each image within its class
-    rank[order] = np.arange(len(known)) - np.searchsorted(labels[order], labels[order])
-    chosen = np.sort(known[np.lexsort((labels, rank))[:count]])
+    chosen = np.sort(known[np.lexsort((labels, rank_in_class(labels)))[:count]])
     kept = np.setdiff1d(np.arange(len(dataset.train)), chosen)
     return replace(
         dataset,
@@ -143,6 +141,20 @@ def hold_out(dataset: Dataset, count: int) -> Dataset:
         test_labels=dataset.train_labels[chosen],
         given=None if dataset.given is None else dataset.given[kept],
     )
+
+
+def renumbered(labels: np.ndarray, classes: Sequence[str], others: Sequence[str]) -> np.ndarray:
+    """int64 positions in `others` of labels that are positions in `classes`; −1: unknown, or not among the others."""
+    ids = {name: i for i, name in enumerate(others)}
+    return np.array([*(ids.get(name, -1) for name in classes), -1], np.int64)[labels]
+
+
+def rank_in_class(labels: np.ndarray) -> np.ndarray:
+    """[n]: 0 for the first image of each class, 1 for the second …"""
+    order = np.argsort(labels, kind="stable")
+    rank = np.empty(len(labels), np.int64)
+    rank[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+    return rank
 
 
 def is_text(name: str) -> bool:
@@ -169,7 +181,7 @@ def warnings_note(warned: Iterable[str]) -> str:
     )
 
 
-def left_out(excluded: Sequence[tuple[str, str]], reasons: int = 5) -> list[str]:
+def left_out(excluded: Sequence[tuple[str, str]]) -> list[str]:
     """ "3 files are left out: reason (a.jpg, b.jpg, c.jpg)", one line per reason, the most frequent first."""
     groups: dict[str, list[str]] = {}
     for key, reason in excluded:
@@ -177,10 +189,10 @@ def left_out(excluded: Sequence[tuple[str, str]], reasons: int = 5) -> list[str]
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     lines = [
         f"{'1 file is' if len(keys) == 1 else f'{len(keys):,} files are'} left out: {reason} ({some(keys, 3)})"
-        for reason, keys in ordered[:reasons]
+        for reason, keys in ordered[:SHOWN]
     ]
-    if rest := sum(len(keys) for _, keys in ordered[reasons:]):
-        lines.append(f"{rest:,} more left out for other reasons")
+    if others := sum(len(keys) for _, keys in ordered[SHOWN:]):
+        lines.append(f"{others:,} more left out for other reasons")
     return lines
 
 
@@ -196,10 +208,10 @@ def short_digest(*values: str | bool | np.ndarray) -> str:
     return state.hexdigest()
 
 
-def broken_files(named: Sequence[tuple[str, str]], first: int = 5) -> str:
+def broken_files(named: Sequence[tuple[str, str]]) -> str:
     """ "3 images cannot be used: a.jpg (reason); …"."""
-    shown = "; ".join(f"{key} ({reason})" for key, reason in named[:first])
-    more = f"; and {len(named) - first:,} more" if len(named) > first else ""
+    shown = "; ".join(f"{key} ({reason})" for key, reason in named[:SHOWN])
+    more = f"; and {len(named) - SHOWN:,} more" if len(named) > SHOWN else ""
     return f"{count_of(len(named), 'image')} cannot be used: {shown}{more}."
 
 
@@ -217,7 +229,7 @@ def worded(count: int, text: str) -> str:
     )  # fmt: skip
 
 
-def some(names: Sequence[str], first: int = 5) -> str:
+def some(names: Sequence[str], first: int = SHOWN) -> str:
     """ "a, b, c and 5 more": the first names of a list."""
     more = f" and {len(names) - first:,} more" if len(names) > first else ""
     return ", ".join(str(name) for name in names[:first]) + more

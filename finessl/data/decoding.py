@@ -36,7 +36,7 @@ UNREAD = (HEIC - EXTENSIONS) | {
     ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2",
 }
 # fmt: on
-LONGEST = 4  # longest side that is kept, in multiples of `shorter`
+MAX_ASPECT = 4  # of the longer side to `shorter`; a longer side is squashed
 ORIENTATION = 0x0112  # EXIF tag; UPRIGHT: value → transposition that undoes it
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -92,7 +92,7 @@ def fitted(height: int, width: int, *, shorter: int | None = None, square: int |
     """Size of an image in the store: the shorter side reduced to `shorter` (as torchvision's Resize), or the image squashed to
     `square` × `square`; pixels.
 
-    Small images keep their size and are enlarged on the device. A side over LONGEST · `shorter` is squashed to that, because
+    Small images keep their size and are enlarged on the device. A side over MAX_ASPECT · `shorter` is squashed to that, because
     a batch needs the memory of its tallest times its widest image.
     """
     if square:
@@ -102,7 +102,7 @@ def fitted(height: int, width: int, *, shorter: int | None = None, square: int |
         return height, width
     if short > shorter:
         short, long = shorter, int(shorter * long / short)
-    long = min(long, LONGEST * shorter)
+    long = min(long, MAX_ASPECT * shorter)
     return (short, long) if height <= width else (long, short)
 
 

@@ -62,13 +62,13 @@ class FolderIndex:
         return np.bincount(self.paths.folder_of, minlength=len(self.folders))
 
     @classmethod
-    def open(cls, root: Path, *, cache: Path | None = None, progress: Count = no_count) -> FolderIndex:
+    def open(cls, root: Path, *, progress: Count = no_count) -> FolderIndex:
         """The index from the cache if no folder has changed, else by one pass over the disk.
 
         A file of a large folder that is rewritten under its old name is not noticed: clear the cache after that.
         """
         root = Path(root).resolve()
-        stored = (cache or cache_folder()) / "index" / name_of(root)
+        stored = cache_folder() / "index" / name_of(root)
         index = cls.load(root, stored)
         if index is None:
             index = cls.scan(root, progress)

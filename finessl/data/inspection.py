@@ -57,20 +57,11 @@ class Report:
     advice: list[str] = field(default_factory=list)
 
 
-def report(
-    dataset: Dataset,
-    *,
-    suspects: Sequence[Suspect] = (),
-    progress: Count = no_count,
-    workers: int | None = None,
-) -> Report:
-    """Inspect a data set.
-
-    suspects: suspicious labels (frozen/suspects.py finds them).   workers: threads that decode.
-    """
+def report(dataset: Dataset, *, suspects: Sequence[Suspect] = (), progress: Count = no_count) -> Report:
+    """Inspect a data set.   suspects: suspicious labels (frozen/suspects.py finds them)."""
     train = len(dataset.train)
     with pillow_warnings() as warned:
-        signatures, sizes, broken = look(dataset, progress, workers)
+        signatures, sizes, broken = look(dataset, progress)
     readable = sizes[:, 0] > 0
     good = np.flatnonzero(readable)
     known = signatures.take(good)
@@ -114,9 +105,7 @@ def report(
     return found
 
 
-def look(
-    dataset: Dataset, progress: Count, workers: int | None
-) -> tuple[Signatures, np.ndarray, list[tuple[int, str]]]:
+def look(dataset: Dataset, progress: Count) -> tuple[Signatures, np.ndarray, list[tuple[int, str]]]:
     """Signatures and sizes of all training images, then all test images. An unreadable image has size (0, 0) and an entry
     (position, reason)."""
     parts: list[Images] = [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
@@ -147,7 +136,7 @@ def look(
                 broken.append((start + i, str(error)))
         return len(rows)
 
-    with thread_pool(workers) as pool:
+    with thread_pool() as pool:
         jobs = []
         for images, start in zip(parts, (0, len(dataset.train)), strict=False):
             rows = (range(first, min(first + 32, len(images))) for first in range(0, len(images), 32))

@@ -19,6 +19,8 @@ from finessl.data.pixel_store import PixelStore
 from finessl.data.sampler import LABELED, UNLABELED, VIEWS, Sampler, generator
 from finessl.data.views import Draws, View, normalise, take
 
+AHEAD = 4  # steps whose views are made together
+
 
 @dataclass
 class Views:
@@ -154,11 +156,11 @@ def join(draws: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 class Prefetcher:
-    """The views of step after step. On a GPU they are made `ahead` steps at a time, on a stream of their own, while
+    """The views of step after step. On a GPU they are made AHEAD steps at a time, on a stream of their own, while
     the steps before are computed; on the CPU each when it is needed."""
 
-    def __init__(self, loader: Loader, steps: int, ahead: int = 4) -> None:
-        self.loader, self.steps, self.ahead = loader, steps, ahead
+    def __init__(self, loader: Loader, steps: int) -> None:
+        self.loader, self.steps = loader, steps
         self.stream = torch.cuda.Stream(loader.device) if loader.device.type == "cuda" else None
         self.ready: dict[int, tuple[Views, torch.cuda.Event]] = {}
 
@@ -178,9 +180,9 @@ class Prefetcher:
     def prepare(self, step: int) -> None:
         """Have views made before those in hand run out; call it once the step before `step` has been launched."""
         first = max(self.ready, default=step - 1) + 1
-        if self.stream is None or first - step > self.ahead // 2 or first >= self.steps:
+        if self.stream is None or first - step > AHEAD // 2 or first >= self.steps:
             return
-        wanted = range(first, min(first + self.ahead, self.steps))
+        wanted = range(first, min(first + AHEAD, self.steps))
         with torch.cuda.stream(self.stream):
             views = self.loader.load_all(wanted)
             made = self.stream.record_event()

@@ -7,6 +7,7 @@ by fingerprint. Training calls `store.fetch(indices)`.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 from finessl.data import pixel_file
 from finessl.data.cache import make_room, pixel_folder, remove
 from finessl.data.dataset import Statistics, readable
-from finessl.data.decoding import LONGEST, ImageError, fitted
+from finessl.data.decoding import MAX_ASPECT, ImageError, fitted
 from finessl.data.identity import content_digest, written_digest
 from finessl.data.images import ArrayImages, Images
 from finessl.data.pixel_file import PixelBuffer, PixelFile, locked
@@ -154,7 +155,7 @@ class PixelStore:
         """Decode `images`. The attribute `failures` lists unreadable ones.
 
         shorter, square: size in pixels, as in `decoding.fitted`.   cache_dir: folder for files; None: the cache.
-        memory_limit_bytes: size from which pixels go to a file; None: half of the free memory.   workers: threads.
+        memory_limit_bytes: size from which pixels go to a file; None: `memory_limit`.   workers: threads.
         """
         if isinstance(images, ArrayImages) and len(images):
             size = images.size(0)
@@ -164,7 +165,7 @@ class PixelStore:
         folder = pixel_folder(cache_dir) / fit.identity()
         buffer: PixelBuffer | None = PixelFile.open(folder)
         if buffer is None:
-            limit = free_memory() // 2 if memory_limit_bytes is None else memory_limit_bytes
+            limit = memory_limit() if memory_limit_bytes is None else memory_limit_bytes
             with thread_pool(workers) as pool:
                 progress(0, len(images))
                 begun = PixelFile.resume(folder)
@@ -193,7 +194,7 @@ class Fit:
     def identity(self) -> str:
         """Digest of the images' names, sizes, content and modification times: an image replaced in place is decoded again."""
         what = (self.images.fingerprint(), content_digest(self.images), written_digest(self.images))
-        text = f"{pixel_file.VERSION} {' '.join(what)} {self.shorter} {self.square} {LONGEST}"
+        text = f"{pixel_file.VERSION} {' '.join(what)} {self.shorter} {self.square} {MAX_ASPECT}"
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def about(self) -> str:
@@ -253,6 +254,11 @@ def rounds(sizes: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def tasks(count: int, size: int = TASK) -> list[range]:
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def memory_limit() -> int:
+    """Bytes that one copy of the data may take: half of the free memory, divided by the processes of this machine."""
+    return free_memory() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def free_memory() -> int:

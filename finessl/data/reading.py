@@ -14,7 +14,7 @@ from finessl.runtime.machine import usable_cores
 
 
 @contextmanager
-def thread_pool(workers: int | None) -> Iterator[ThreadPoolExecutor]:
+def thread_pool(workers: int | None = None) -> Iterator[ThreadPoolExecutor]:
     """Threads that stop soon when the program is interrupted, instead of working off what is queued."""
     with ThreadPoolExecutor(workers or usable_cores()) as pool:
         try:

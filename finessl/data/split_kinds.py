@@ -124,10 +124,8 @@ def open_set(
     """
     classes = len(dataset.classes)
     count = classes - round(novel * classes)
-    if not 0 <= novel < 1 or count < 2:
-        raise FinesslError(
-            f"novel = {novel} leaves {max(count, 0)} of {classes} classes to be told apart; two are needed."
-        )
+    if count < 2:
+        raise FinesslError(f"novel = {novel} leaves {count} of {classes} classes to be told apart; two are needed.")
     chosen = np.arange(count) if seen == "first" else np.sort(draw.generator(classes).permutation(classes)[:count])
     wanted = np.zeros(classes, int)
     wanted[chosen] = at_least_one(dataset, labels_per_class)
@@ -137,10 +135,6 @@ def open_set(
 
 def tail(most: int, ratio: float, classes: int) -> np.ndarray:
     """int(most·ratio^(−k/(C−1))) for k = 0 … C − 1; the last is int(most / ratio), without the power's rounding error."""
-    if most < 1 or ratio < 1:
-        raise FinesslError(
-            f"a long tail needs a largest class of at least 1 and a ratio of at least 1, not {most} and {ratio:g}."
-        )
     counts = (most * ratio ** (-np.arange(classes) / (classes - 1))).astype(int)
     counts[-1] = int(most / ratio)
     return counts

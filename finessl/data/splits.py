@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from finessl.data.dataset import Dataset, some
+from finessl.data.dataset import Dataset, renumbered, some
 from finessl.data.sampler import SPLIT, generator
 from finessl.errors import FinesslError
 from finessl.registry import Registry
@@ -76,13 +76,13 @@ class Split:
 
     def labels(self, dataset: Dataset) -> np.ndarray:
         """int64 [N]: class of every training image, an index of `classes`; −1: unknown or another class."""
-        return self._number(dataset, dataset.train_labels)
+        return renumbered(dataset.train_labels, dataset.classes, self.classes)
 
     def test(self, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
         """Positions and labels of the test images that are readable and of one of `classes`."""
         if dataset.test_labels is None:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        labels = self._number(dataset, dataset.test_labels)
+        labels = renumbered(dataset.test_labels, dataset.classes, self.classes)
         labels[dataset.broken_test] = -1
         positions = np.flatnonzero(labels >= 0)
         return positions, labels[positions]
@@ -96,10 +96,6 @@ class Split:
             np.bincount(unlabeled[unlabeled >= 0], minlength=classes),
             int((unlabeled < 0).sum()),
         )
-
-    def _number(self, dataset: Dataset, labels: np.ndarray) -> np.ndarray:
-        ids = {name: i for i, name in enumerate(self.classes)}
-        return np.array([*(ids.get(name, -1) for name in dataset.classes), -1], np.int64)[labels]
 
     # ---- in and out -------------------------------------------------------------------------------------------------
 

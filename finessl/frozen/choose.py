@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from finessl.data.dataset import rank_in_class
 from finessl.frozen.neighbours import Graph, build_graph
 from finessl.frozen.solvers import Distiller, Solution, class_means, em, propagate, ridge
 from finessl.runtime.callbacks import Progress, no_progress
@@ -31,6 +33,11 @@ CROWD = 10  # images per class below which the unlabeled images are too few to h
 LARGEST = 100_000  # images that are solved together: a larger set is represented by a random sample
 
 
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One solver on one backbone's features."""
@@ -45,7 +52,7 @@ class Candidate:
         return None if self.right is None else float(self.right.mean())
 
     @property
-    def interval(self) -> tuple[float, float] | None:
+    def interval(self) -> Interval | None:
         return None if self.right is None else wilson(int(self.right.sum()), len(self.right))
 
 
@@ -169,11 +176,8 @@ def assign_folds(labels: np.ndarray, classes: int, most: int = FOLDS) -> np.ndar
     counts = np.bincount(labels, minlength=classes)
     if counts.max() < 2:
         return None
-    order = np.argsort(labels, kind="stable")
-    place = np.empty(len(labels), int)  # within its class
-    place[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
     folds = int(min(most, counts[counts > 1].min()))
-    return np.where(counts[labels] > 1, place % folds, -1)
+    return np.where(counts[labels] > 1, rank_in_class(labels) % folds, -1)
 
 
 def held_out(pile: Pile, solver: str, y: Tensor, labeled: Tensor, folds: np.ndarray, classes: int) -> np.ndarray:
@@ -200,10 +204,10 @@ def calibrate(solution: Solution, x: Tensor, accuracy: float) -> Solution:
     return replace(solution, scale=float(np.exp((low + high) / 2)))
 
 
-def wilson(right: float, count: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927)."""
+def wilson(right: float, count: int) -> Interval:
+    """95 % interval of a share (Wilson 1927); unlike the bootstrap it does not collapse when all are right."""
     z2 = 1.959964**2
     share = right / count
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = np.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count**2))) / (1 + z2 / count)
-    return float(max(min(middle - half, share), 0.0)), float(min(max(middle + half, share), 1.0))
+    return Interval(float(max(min(middle - half, share), 0.0)), float(min(max(middle + half, share), 1.0)))

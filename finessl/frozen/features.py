@@ -64,23 +64,13 @@ class Features:
         return usable
 
 
-def encode_images(
-    images: Images,
-    encoder: FrozenEncoder,
-    *,
-    cache_dir: Path | None = None,
-    progress: Count = no_count,
-) -> Features:
-    """Features of all images: from the cache where they are, computed and added to it where they are not.
-
-    cache_dir: instead of the user's cache folder.
-    """
+def encode_images(images: Images, encoder: FrozenEncoder, *, progress: Count = no_count) -> Features:
+    """Features of all images: from the cache where they are, computed and added to it where they are not."""
     if encoder.parts:
-        return join([encode_images(images, part, cache_dir=cache_dir, progress=progress) for part in encoder.parts])
+        return join([encode_images(images, part, progress=progress) for part in encoder.parts])
     keys, failures = digests(images)
-    folder = (cache_dir or cache_folder()) / "features" / encoder.identity()
-    with locked(folder):  # a second process waits, and then finds the rows of the first
-        store = FeatureStore(folder, encoder.backbone.dim, encoder.description())
+    with locked(encoder.folder()):  # a second process waits, and then finds the rows of the first
+        store = FeatureStore(encoder.folder(), encoder.backbone.dim, encoder.description())
         place = store.find(keys)
         readable, known = np.asarray(keys.any(1)), store.broken()
         if known:  # found broken before
@@ -131,15 +121,14 @@ def join(found: Sequence[Features]) -> Features:
     return Features(rows, sorted(failures.items()), sum(part.encoded for part in found))
 
 
-def missing(images: Images, encoder: FrozenEncoder, cache_dir: Path | None = None) -> int:
+def missing(images: Images, encoder: FrozenEncoder) -> int:
     """How many images are not in the cache."""
     if encoder.parts:
-        return max(missing(images, part, cache_dir) for part in encoder.parts)
-    folder = (cache_dir or cache_folder()) / "features" / encoder.identity()
-    if not folder.is_dir():
+        return max(missing(images, part) for part in encoder.parts)
+    if not encoder.folder().is_dir():
         return len(images)
     keys, _ = digests(images)
-    return int((FeatureStore(folder, encoder.backbone.dim, encoder.description()).find(keys) < 0).sum())
+    return int((FeatureStore(encoder.folder(), encoder.backbone.dim, encoder.description()).find(keys) < 0).sum())
 
 
 def digests(images: Images) -> tuple[np.ndarray, list[tuple[int, str]]]:
@@ -184,6 +173,10 @@ class FrozenEncoder:
     def identity(self) -> str:
         known = {name: value for name, value in self.description().items() if name != "backbone"}
         return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=12).hexdigest()
+
+    def folder(self) -> Path:
+        """Of its features in the cache."""
+        return cache_folder() / "features" / self.identity()
 
     def encode(
         self, images: Images, positions: np.ndarray

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 NEIGHBOURS = 10
 POWER = 3  # weight of an edge: max(cosine, 0)³
-EXACT = 20_000  # images up to which every pair is compared
+MAX_EXACT = 20_000  # images up to which every pair is compared
 ROWS = 1024  # images compared at a time
 CELL = 200  # images per cell, in the mean
 PROBES = 16  # nearest cells that an image is compared with
-SAMPLE = 16  # images per cell that k-means sees
+SAMPLE, STEPS = 16, 6  # images per cell that k-means sees, and its iterations
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def build_graph(x: Tensor, neighbours: int = NEIGHBOURS) -> Graph:
 def nearest_neighbours(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Cosines and positions [n, k] of the nearest other rows of x, nearest first; and, for a large set, an order of the rows
     in which neighbours are close together."""
-    return (*exact_neighbours(x, k), None) if len(x) <= EXACT else listed_neighbours(x, k)
+    return (*exact_neighbours(x, k), None) if len(x) <= MAX_EXACT else listed_neighbours(x, k)
 
 
 def exact_neighbours(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -148,13 +148,12 @@ def chain(centres: Tensor) -> Tensor:
     return place.argsort(stable=True)
 
 
-def cell_centres(x: Tensor, cells: int, steps: int = 6, seed: int = 0) -> Tensor:
+def cell_centres(x: Tensor, cells: int) -> Tensor:
     """Unit centres [cells, d] by spherical k-means on a sample; a cell that becomes empty keeps its centre."""
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(x), generator=generator)[: cells * SAMPLE].to(x.device)
-    sample = x[chosen]
+    chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: cells * SAMPLE]
+    sample = x[chosen.to(x.device)]
     centres = sample[:cells].clone()
-    for _ in range(steps):
+    for _ in range(STEPS):
         nearest = torch.cat([(part @ centres.T).argmax(1) for part in sample.split(1 << 14)])
         sums = torch.zeros_like(centres).index_add_(0, nearest, sample)
         moved = F.normalize(sums, dim=1)

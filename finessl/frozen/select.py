@@ -13,7 +13,7 @@ are computed again at each pick. All strategies see at most LARGEST images at ra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from finessl.frozen.choose import CROWD, DEFAULT, FALLBACK, LARGEST, Pile, repre
 from finessl.frozen.solvers import BLOCK, as_tensor, feature_centre, prepare
 from finessl.runtime.callbacks import Progress, no_progress
 
-STRATEGIES = ("herding", "typical", "random")
 Strategy = Literal["herding", "typical", "random"]
+STRATEGIES = get_args(Strategy)
 
 WIDTH = 1.0  # h of the kernel exp(−‖a − b‖² / h²) on unit features
 REFERENCE = 10_000  # images that stand for the whole set

@@ -80,25 +80,21 @@ def class_means(x: Tensor, y: Tensor, classes: int) -> Solution:
     return Solution(class_directions(x[known], y[known], classes), x.new_zeros(classes))
 
 
-def ridge(x: Tensor, y: Tensor, classes: int, penalty: float = 1.0) -> Solution:
-    """One-against-all least squares on the labeled images. Every class has the same weight, however many labels it has.
+def ridge(x: Tensor, y: Tensor, classes: int) -> Solution:
+    """One-against-all least squares on the labeled images: argmin Σ shareᵢ ‖xᵢ·Wᵀ + b − targetᵢ‖² + λ‖W‖².
 
-    The penalty is in units of the mean squared singular value of the (weighted, centred) labeled features.
+    The shares give every class the same weight, for any number of labels. λ is the mean squared singular value of the
+    weighted, centred features.
     """
     known = y >= 0
     counts = torch.bincount(y[known], minlength=classes).clamp_min(1)
     share = 1 / counts[y[known]].double()
-    target = F.one_hot(y[known], classes).double()
-    return least_squares(x[known].double(), target, share, penalty)
-
-
-def least_squares(x: Tensor, target: Tensor, share: Tensor, penalty: float) -> Solution:
-    """argmin Σ shareᵢ ‖xᵢ·Wᵀ + b − targetᵢ‖² + λ‖W‖², λ = penalty · the mean squared singular value."""
     share = share / share.sum()
+    x, target = x[known].double(), F.one_hot(y[known], classes).double()
     middle, level = share @ x, share @ target
     root = share.sqrt()[:, None]
     a, t = root * (x - middle), root * (target - level)
-    weight = solve_ridge(a, t, penalty, relative=True)
+    weight = solve_ridge(a, t, 1.0, relative=True)
     return Solution(weight.T.float(), (level - middle @ weight).float())
 
 

@@ -44,7 +44,7 @@ def held_out_scores(x: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarr
 
 def suspicious_labels(scores: np.ndarray, labels: np.ndarray) -> list[tuple[int, int, float]]:
     """(row, class with the highest score, its lead over the label's score), most suspicious first. The only image of a class
-    cannot be judged and is left out.   scores: from `held_out_scores`."""
+    has no held-out score and is left out.   scores: from `held_out_scores`."""
     rows, best = np.arange(len(labels)), scores.argmax(1)
     lead = scores[rows, best] - scores[rows, labels]
     comparable = np.bincount(labels)[labels] > 1

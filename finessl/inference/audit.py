@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from finessl.data.dataset import Dataset, broken_files, some
 from finessl.data.sampler import AUDIT, generator
-from finessl.data.sources.table import read_rows
+from finessl.data.sources.table import read_rows, rows_by_path
 from finessl.data.splits import Split
 from finessl.errors import FinesslError
 from finessl.inference.classifier import Description, load
@@ -67,12 +67,7 @@ def sample_images(run: str | Path, count: int, seed: int = 0) -> tuple[list[str]
 
 
 def audit_run(
-    run: str | Path,
-    answers: Path,
-    *,
-    weights: str | None = None,
-    device: str = "auto",
-    progress: Count = no_count,
+    run: str | Path, answers: Path, *, weights: str | None = None, device: str = "auto", progress: Count = no_count
 ) -> Audit:
     """Compare the classifier with the answers; write RUN/audit.json and, with enough of them, the temperature.
 
@@ -150,8 +145,7 @@ def opened(run: str | Path) -> tuple[Dataset, Split]:
 
 def judged_images(answers: Path, dataset: Dataset, split: Split) -> tuple[np.ndarray, list[str]]:
     """Positions and labels of the rows that have a label. Images that were trained on with a label are refused."""
-    rows = read_rows(answers)
-    named = {Path(p).as_posix(): label for p, label in zip(rows.paths, rows.labels, strict=True) if label}
+    named = rows_by_path(read_rows(answers))
     if not named:
         raise FinesslError(f"{answers} holds no answer: fill in the column label.")
     pool = np.setdiff1d(split.unlabeled, split.labeled)

@@ -150,7 +150,7 @@ def load(
     """The classifier of a finished run.
 
     run: its directory, or the classifier/ folder in it.   weights: the backbone's file, if it moved.   device: auto,
-    cpu, cuda …   precision: fp32, bf16, fp16, fp8 or auto (bf16 where the chip supports it); None: as the run had it,
+    cpu, cuda …   precision: fp32, bf16, fp16, fp8 or auto (bf16 where the device supports it); None: as the run had it,
     where the device can.   plugins: files or modules that register the run's tuning strategy or head; what a run
     directory names itself is never imported.
     """

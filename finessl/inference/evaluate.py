@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from finessl.data.dataset import Dataset, broken_files, count_of, some, warnings_note
+from finessl.data.dataset import Dataset, broken_files, count_of, renumbered, some, warnings_note
 from finessl.data.decoding import pillow_warnings
 from finessl.data.identity import image_digests
 from finessl.data.images import Images
@@ -137,8 +137,7 @@ def labeled_images(dataset: Dataset, classifier: Classifier, name: str) -> tuple
         images, labels = dataset.test, dataset.test_labels
     else:
         images, labels = dataset.train, dataset.train_labels
-    number = {name: k for k, name in enumerate(classifier.classes)}
-    truth = np.array([*(number.get(name, -1) for name in dataset.classes), -1])[labels]
+    truth = renumbered(labels, dataset.classes, classifier.classes)
     use = np.flatnonzero(truth >= 0)
     if not len(use):
         raise FinesslError(
@@ -190,14 +189,12 @@ def used_in_training(run: str | Path, images: Images) -> np.ndarray:
         raise FinesslError(
             f"There are {len(candidates):,} training images to compare them with, over {MAX_COMPARED:,}."
         )
-    known: dict[bytes, int] = {}
+    known: dict[object, int] = {}
     for i, digest in image_digests(dataset.train, candidates.tolist()):
-        if isinstance(digest, bytes):
-            known[digest] = max(known.get(digest, NEW), int(use[i]))
+        known[digest] = max(known.get(digest, NEW), int(use[i]))  # an error equals no digest
     seen = np.full(len(images), NEW)
     for i, digest in image_digests(images, wanted.tolist()):
-        if isinstance(digest, bytes):
-            seen[i] = known.get(digest, NEW)
+        seen[i] = known.get(digest, NEW)
     return seen
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from finessl.frozen import choose
+from finessl.frozen.choose import Interval, wilson
 
 BINS = 15  # of the expected calibration error, as in Guo et al. 2017
 MIN_JUDGED = 30  # images, for PPI++ and for a temperature
@@ -119,16 +119,6 @@ def binned_auroc(inside: np.ndarray, outside: np.ndarray) -> float:
 
 
 # ---- how sure -------------------------------------------------------------------------------------------------------
-
-
-class Interval(NamedTuple):
-    low: float
-    high: float
-
-
-def wilson(right: float, count: int) -> Interval:
-    """95 % interval of a share (Wilson 1927); unlike the bootstrap it does not collapse when all are right."""
-    return Interval(*choose.wilson(right, count))
 
 
 def bootstrap(

@@ -1,4 +1,4 @@
-"""Predictions as files. The suffix chooses the form: .csv, .json (a list), .jsonl (one object a line) or .parquet.
+"""Predictions as files. The suffix chooses the form: .csv, .json (a list), .jsonl (one object per line) or .parquet.
 
 Rows are written as they come, so that a table of any length takes little memory, and a file is written whole or not at all.
 """

@@ -18,6 +18,8 @@ from finessl.models.backbones import create_backbone
 from finessl.models.closed_form import class_directions
 from finessl.runtime.callbacks import Progress, no_progress
 
+NEIGHBOURS = 20  # k of k-NN
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -27,7 +29,7 @@ class Probe:
     test_images: int
     knn: float
     linear: float
-    prototypes: tuple[float, float] | None  # mean and deviation over seeds, from a few labels a class
+    prototypes: tuple[float, float]  # mean and deviation over seeds, from a few labels per class
     labels_per_class: int
 
 
@@ -38,7 +40,6 @@ def probe(
     weights: str | None = None,
     image_size: int | None = None,
     labels_per_class: int = 4,
-    neighbours: int = 20,
     device: torch.device,
     precision: str = "fp32",
     progress: Progress = no_progress,
@@ -47,7 +48,7 @@ def probe(
     """The bank of the neighbours and the probe's training set are all training images whose labels are known.
 
     data, options: as in `open_dataset`.   backbone, weights, image_size: as in `create_backbone`.   labels_per_class: of the
-    class means.   neighbours: k.   precision: of the encoder.
+    class means.   precision: of the encoder.
     """
     dataset = open_dataset(data, **options)
     if dataset.test is None or dataset.test_labels is None:
@@ -69,7 +70,7 @@ def probe(
     return Probe(
         len(train),
         len(test),
-        score(knn_votes(train, labels, test, classes, neighbours), truth),
+        score(knn_votes(train, labels, test, classes, NEIGHBOURS), truth),
         score(linear_logits(train, labels, test, classes), truth),
         (float(np.mean(few)), float(np.std(few, ddof=1))),
         labels_per_class,

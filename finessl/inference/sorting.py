@@ -54,11 +54,7 @@ class Packed(NamedTuple):
 
 
 def sort_into(
-    target: Path,
-    images: Iterable[tuple[Path | Packed, str | None]],
-    classes: Sequence[str],
-    *,
-    link: bool = False,
+    target: Path, images: Iterable[tuple[Path | Packed, str | None]], classes: Sequence[str], *, link: bool = False
 ) -> int:
     """Copy (or `link`) each (image, label) into TARGET/<label>, those without a label into TARGET/unsure.
 

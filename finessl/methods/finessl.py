@@ -17,7 +17,7 @@ pace_reset      "epoch": σ is cleared every `task.epoch_steps` steps          |
 pace_update     "after": margins come from the steps before this one          | "before": this batch counts already
 pace_forget     False: an image that loses its confidence keeps its old label | True: σ loses it
 pace_empty      "zero": no margin while nothing is selected                   | "one": margin α for every class. The
-                paper's algorithm sets Δ = 1 there and leaves α_t open; with β = 0 it would be 0, whatever Δ is, so α
+                paper's algorithm sets Δ = 1 there and leaves α_t open; with β = 0 it would be 0 for every Δ, so α
 aux_threshold   0.7                                                           | None: all images
 aux_reduction   "selected": mean over the images that pass it                 | "all": over the whole batch
 aux_margin      False                                                         | True: H_m(q̃, z') = Σ_k q̃_k H_m(k, z')

@@ -17,15 +17,8 @@ from finessl.models.closed_form import class_directions, ridge
 from finessl.models.heads import CentredHead, LinearHead, Start
 from finessl.models.network import Network
 from finessl.models.text import load_text_tower, projection_to, spoken
-from finessl.registry import nearest
 
 TEMPLATE = Start().template
-INITS = {
-    "random": "random rows of length 1",
-    "class-mean": "the mean feature of each class's labeled images",
-    "probe": "ridge regression on the labeled features",
-    "text": "text features of the class names (CLIP, SigLIP)",
-}
 
 
 def start_heads(
@@ -41,12 +34,9 @@ def start_heads(
 ) -> None:
     """Set the initial weights of both heads.
 
-    init: one of INITS.   labeled: function that returns features [n, dim] and labels [n] of the labeled images, called if
-    needed.   generator: for classes without labeled images.   template: prompt for a class name.   text_features: a file to
-    read instead of running the text tower.
+    init, template, text_features: as in `heads.Start`.   labeled: returns features [n, dim] and labels [n] of the labeled
+    images; called if needed.   generator: for classes without labeled images.
     """
-    if init not in INITS:
-        raise FinesslError(f"unknown head start {init!r}{nearest(init, INITS) or ';'} known: {', '.join(INITS)}.")
     if init == "random":
         return
     linear = isinstance(network.head, LinearHead)
@@ -80,12 +70,7 @@ def class_mean(features: Tensor, labels: Tensor, classes: int, generator: torch.
 
 
 def ridge_probe(
-    features: Tensor,
-    labels: Tensor,
-    classes: int,
-    generator: torch.Generator | None = None,
-    *,
-    penalty: float = 0.1,
+    features: Tensor, labels: Tensor, classes: int, generator: torch.Generator | None = None, *, penalty: float = 0.1
 ) -> Tensor:
     """[C, dim]: unit rows of the ridge regression from unit features to centred one-hot labels; random for a class
     without images."""

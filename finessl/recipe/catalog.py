@@ -46,7 +46,7 @@ SHORT_OPTIONS = (
     Setting("source.label_column", str | None, None, "Column of a table with the labels.", "label", "label_column"),
     Setting("split.labels_per_class", Count | None, None, "Labels kept per class; the other images are unlabeled.",
             "all that the data gives", "labels_per_class", "-n"),
-    Setting("head.init", str, "random", "Initial head: random, class-mean, probe or text.", short="head_init"),
+    Setting("head.init", str, "random", "Initial weights of the head: random, class-mean, probe or text.", short="head_init"),
     Setting("head.text_features", str | None, None, "FILE.npy with the text features of the class names.",
             "computed by a text tower", "text_features"),
 )  # fmt: skip

@@ -143,10 +143,10 @@ def label_count(split: Mapping[str, Any], other: Any) -> dict[str, Any]:
     return {name: value for name, value in split.items() if takes and name == "labels_per_class"}
 
 
-def override(tree: dict[str, Any], overrides: Mapping[str, Any], origin: str = "--set") -> None:
+def override(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
     """Lay values by dotted name over `tree`. Names come first: another method drops the old one's options, which other
     overrides may then set."""
-    if mistakes := override_all(tree, overrides, origin):
+    if mistakes := override_all(tree, overrides):
         raise FinesslError("\n".join(mistakes))
 
 

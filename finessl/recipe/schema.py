@@ -71,7 +71,7 @@ class DataRecipe(Options):
         2, "Strong views per unlabeled image.", short="strong_views"
     )
     labeled_in_unlabeled: bool | None = declare(
-        None, "Are labeled images also among the unlabeled ones?", unset="as the method has it"
+        None, "Use the labeled images as unlabeled ones, too.", unset="as the method has it"
     )
     strict: bool = declare(False, "Refuse broken images instead of skipping them.", short="strict")
 
@@ -107,7 +107,7 @@ class TrainRecipe(Options):
     warmup: Annotated[int, Field(ge=0, le=10**9)] = declare(0, "Steps of linear warm-up.")
     clip_norm: Positive | None = declare(None, "Maximum norm of the gradient.", unset="no limit")
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = declare(
-        "auto", "Number format. auto: bf16 where the chip supports it; fp8: bf16, and frozen layers in fp8.",
+        "auto", "Number format. auto: bf16 where the device supports it; fp8: bf16, and frozen layers in fp8.",
         short="precision",
     )  # fmt: skip
     cache_features: Annotated[int, Field(ge=0, le=10**6)] = declare(

@@ -32,7 +32,7 @@ Weight = Annotated[float, Field(ge=0, le=10**6)]  # of a loss, a margin, a decay
 Count = Annotated[int, Field(ge=1, le=10**6)]
 
 NONE = ("none", "None", "")  # how an optional value is left out on the command line and in TOML, which has no null
-LARGEST = 2**63 - 1  # TOML's integers have 64 bits
+MAX_INTEGER = 2**63 - 1  # TOML's integers have 64 bits
 
 OptionsT = TypeVar("OptionsT", bound="Options")
 
@@ -148,7 +148,7 @@ def check_options(kind: str, name: str, target: Callable[..., Any], values: Mapp
 
 def check_plain(value: Any) -> None:
     """Refuse what a recipe file cannot hold."""
-    if isinstance(value, int) and abs(value) > LARGEST:
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
         raise PydanticCustomError("unwritable", "is a number beyond 64 bits")
     if isinstance(value, str):
         if "\0" in value:

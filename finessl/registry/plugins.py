@@ -56,7 +56,7 @@ def load(names: Iterable[str], *, outside: Path | None = None) -> None:
             import_named(path)
             continue
         file = Path(path).expanduser().resolve()
-        if digest and loaded_content(file.stem) == digest:  # named by the user, wherever it is now
+        if digest and loaded_content(file.stem) == digest:  # the user has named this content at another path
             continue
         if outside is not None and file.is_relative_to(outside.resolve()):
             raise FinesslError(

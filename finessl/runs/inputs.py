@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from finessl.data.dataset import Dataset, broken_files, hold_out, readable, warnings_note
 from finessl.data.decoding import pillow_warnings
-from finessl.data.pixel_store import PixelStore, free_memory
+from finessl.data.pixel_store import PixelStore
 from finessl.data.sources import open_dataset
 from finessl.data.splits import SPLITS, Split, make_split
 from finessl.errors import FinesslError
@@ -22,27 +21,18 @@ from finessl.runs.directory import RunDirectory
 from finessl.runtime.callbacks import Progress, no_progress
 from finessl.runtime.files import write_output, writing
 
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean, standard deviation
 
-
-def read_pixels(
-    dataset: Dataset,
-    part: str,
-    cache_dir: Path | None,
-    progress: Progress,
-    **sizes: int,
-) -> PixelStore:
+def read_pixels(dataset: Dataset, part: str, cache_dir: Path | None, progress: Progress, **sizes: int) -> PixelStore:
     """Decode one part of the data. Unreadable images are left out, or refused if the recipe is strict.
 
-    part: "train" or "test".   cache_dir: folder of decoded images, None for memory or a temporary file.
-    sizes: `shorter` or `side`, in pixels (PixelStore.build).
+    part: "train" or "test".   cache_dir: folder of decoded images; None: the cache.   sizes: `shorter` or
+    `square`, in pixels (PixelStore.build).
     """
     images = dataset.train if part == "train" else dataset.test
     assert images is not None
     count = partial(progress, f"reading {part} images")
-    limit = free_memory() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process has its own copy
     with pillow_warnings() as warned:
-        store = PixelStore.build(images, cache_dir=cache_dir, progress=count, memory_limit_bytes=limit, **sizes)
+        store = PixelStore.build(images, cache_dir=cache_dir, progress=count, **sizes)
     if warned:
         dataset.notes.append(warnings_note(warned))
     dataset.exclude(part, store.failures)
@@ -72,7 +62,9 @@ def open_backbone(recipe: Recipe) -> Backbone:
     )  # fmt: skip
 
 
-def statistics(recipe: Recipe, dataset: Dataset, store: PixelStore, backbone: Backbone) -> Statistics:
+def statistics(
+    recipe: Recipe, dataset: Dataset, store: PixelStore, backbone: Backbone
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation that normalise the images: the backbone's, or the data's (published or measured)."""
     if recipe.data.statistics == "model":
         return backbone.mean, backbone.std

@@ -39,7 +39,7 @@ UNKNOWN, NOVEL = -1, -2
 MAX_PREDICTED = 10_000  # unlabeled images that the classifier labels after training
 MAX_ENCODED = 1_000  # unlabeled images that the untuned backbone encodes after training
 MAX_LABELED = 50_000  # labeled images that it encodes: all, in a run with few labels
-MIN_IMAGES = 64  # of either kind of unlabeled images, in a run however short
+MIN_IMAGES = 64  # of either kind of unlabeled images, also in a short run
 MAX_SHARE = 0.1  # of the images that training processed: what the classifier and the backbone process afterwards
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from finessl.data.pixel_store import PixelStore
-from finessl.inference.encode import encode
 from finessl.methods.base import HeadOutputs
 from finessl.runtime.callbacks import Progress, no_progress
 from finessl.training.cuda_graph import Forward
@@ -46,9 +46,9 @@ class Evaluator:
         with self.ema.applied() if self.ema else contextlib.nullcontext():
             return self.logits(experiment.test_store, experiment.test_index).cpu()
 
-    def logits(self, store: PixelStore, indices: np.ndarray, label: str = "evaluating") -> Tensor:
+    def logits(self, store: PixelStore, indices: np.ndarray) -> Tensor:
         """Logits [n, C] of the main head."""
-        return self._run(lambda outputs: outputs.logits, store, indices, label)
+        return self._run(lambda outputs: outputs.logits, store, indices, "evaluating")
 
     def all_logits(self, store: PixelStore, indices: np.ndarray, label: str) -> list[Tensor]:
         """Logits [n, C] of the main head and, where there is one, of the auxiliary head."""
@@ -60,19 +60,11 @@ class Evaluator:
     def _run(
         self, choose: Callable[[HeadOutputs], Tensor], store: PixelStore, indices: np.ndarray, label: str
     ) -> Tensor:
-        experiment, network = self.experiment, self.experiment.network
-        network.eval()
-        found = encode(
+        return self.experiment.encode(
             lambda images: choose(self.forward(images)),
             store,
-            size=experiment.image_size,
-            mean=experiment.mean,
-            std=experiment.std,
-            device=experiment.device,
-            precision=self.precision,
             indices=indices,
+            precision=self.precision,
             rows=self.forward.batch_size,
-            progress=lambda done, total: self.progress(label, done, total),
+            progress=partial(self.progress, label),
         )
-        network.train()
-        return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,14 +30,7 @@ from finessl.models.network import Network
 from finessl.models.tuning.base import Tuning
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
-from finessl.runs.inputs import (
-    make_or_load_split,
-    open_backbone,
-    open_source,
-    read_pixels,
-    statistics,
-    write_skipped,
-)
+from finessl.runs.inputs import make_or_load_split, open_backbone, open_source, read_pixels, statistics, write_skipped
 from finessl.runtime.callbacks import Progress, no_progress
 from finessl.runtime.distributed import Processes
 from finessl.runtime.files import sha256
@@ -132,18 +126,16 @@ class Experiment:
 
     def labeled_features(self) -> tuple[Tensor, Tensor]:
         """Features of the labeled images, without augmentation, and their labels: what a head may start from."""
+        return self.encode(self.network.features, self.store, indices=self.split.labeled), torch.from_numpy(self.labels)
+
+    def encode(self, function: Callable[[Tensor], Tensor], store: PixelStore, **options: Any) -> Tensor:
+        """`function`, which calls the network, of the images of a store, without augmentation.   options: of `encode`."""
         self.network.eval()
-        features = encode(
-            self.network.features,
-            self.store,
-            size=self.image_size,
-            mean=self.mean,
-            std=self.std,
-            device=self.device,
-            indices=self.split.labeled,
+        found = encode(
+            function, store, size=self.image_size, mean=self.mean, std=self.std, device=self.device, **options
         )
         self.network.train()
-        return features, torch.from_numpy(self.labels)
+        return found
 
     def write_classifier(self, folder: Path) -> None:
         """Write the trained network as a classifier."""

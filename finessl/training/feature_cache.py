@@ -7,7 +7,6 @@ resumed run computes the same ones again.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from finessl.data.loader import Loader, Views
 from finessl.data.pixel_ops import upload
-from finessl.data.pixel_store import free_memory
+from finessl.data.pixel_store import memory_limit
 from finessl.data.sampler import CACHE, generator
 from finessl.data.views import Draws, View
 from finessl.errors import FinesslError
@@ -59,8 +58,7 @@ class CachedLoader(Loader):
         if self.strong_views:
             wanted.append(np.unique(self.unlabeled))
         total = sum(map(len, wanted))
-        limit = free_memory() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process has its own copy
-        if (needed := total * draws * network.dim * 4) > limit:
+        if (needed := total * draws * network.dim * 4) > (limit := memory_limit()):
             raise FinesslError(
                 f"train.cache_features = {draws} would keep {needed / 1e9:.1f} GB of features, and half of the free "
                 f"memory is {limit / 1e9:.1f} GB; keep fewer draws, or none (--cache-features 0)."

@@ -43,11 +43,7 @@ def write_results(run: RunDirectory, evaluator: Evaluator, results: Results) -> 
         evaluator.ema.swap()  # for good: nothing is trained after this
     experiment.write_classifier(run.classifier)
     if test_logits is not None:
-        arrays = {
-            "logits": test_logits.numpy(),
-            "labels": experiment.test_labels,
-            "index": experiment.test_index,
-        }
+        arrays = {"logits": test_logits.numpy(), "labels": experiment.test_labels, "index": experiment.test_index}
         with writing(run.path, RESUMES):
             write_arrays(run.path / "predictions.npz", arrays)
     evaluate_unlabeled(run.path, evaluator)

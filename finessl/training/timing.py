@@ -16,10 +16,11 @@ from finessl.data.images import ArrayImages, Images
 from finessl.frozen.features import FrozenEncoder
 from finessl.models.build import store_frozen
 from finessl.recipe import Recipe
+from finessl.runtime.callbacks import no_progress
 from finessl.runtime.device import synchronize
 from finessl.runtime.distributed import Processes
 from finessl.runtime.machine import usable_cores
-from finessl.runtime.precision import DTYPES, resolve_precision
+from finessl.runtime.precision import DTYPES, autocast, resolve_precision
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.feature_cache import CachedLoader
 from finessl.training.step import TrainingStep
@@ -48,10 +49,7 @@ def time_training(recipe: Recipe, classes: int, device: torch.device, clock: Clo
     """
     small, scale = reduced(recipe, device)
     count = max(2 * classes, 2 * small.train.batch_size * small.train.mu)
-    pixels = np.random.default_rng(0).integers(0, 256, (count, 64, 64, 3), dtype=np.uint8)
-    names = [f"class {k}" for k in range(classes)]
-    dataset = Dataset("random pixels", names, ArrayImages(pixels, "train"), np.arange(count) % classes)
-    experiment = prepare(small, None, device, dataset=dataset)
+    experiment = prepare(small, None, device, dataset=random_pixels(classes, count, 64))
     precision = resolve_precision(recipe.train.precision, device)
     network = experiment.network.train()
     store_frozen(network.encoder, precision)
@@ -59,7 +57,7 @@ def time_training(recipe: Recipe, classes: int, device: torch.device, clock: Clo
     loader, view = experiment.loader(Processes(), DTYPES[precision]), 0.0
     if isinstance(loader, CachedLoader):
         begun = clock()
-        loader.fill(network, 1, precision, lambda label, done, total: None)
+        loader.fill(network, 1, precision, no_progress)
         view, scale = (clock() - begun) / sum(len(kept.features) for kept in loader.kept), 1.0
     step(0, loader.load(0))
     synchronize(device)
@@ -69,6 +67,13 @@ def time_training(recipe: Recipe, classes: int, device: torch.device, clock: Clo
     synchronize(device)
     seconds = scale * (clock() - begun) / STEPS
     return Cost(seconds, view or time_encoder(experiment, precision, clock), view)
+
+
+def random_pixels(classes: int, images: int, side: int) -> Dataset:
+    """A data set in memory, with as many images of each class.   side: of an image, pixels."""
+    pixels = np.random.default_rng(0).integers(0, 256, (images, side, side, 3), dtype=np.uint8)
+    names = [f"class {k}" for k in range(classes)]
+    return Dataset("random pixels", names, ArrayImages(pixels, "train"), np.arange(images) % classes)
 
 
 def reduced(recipe: Recipe, device: torch.device) -> tuple[Recipe, float]:
@@ -87,8 +92,7 @@ def time_encoder(experiment: Experiment, precision: str, clock: Clock) -> float:
     """Seconds per image of the network without gradient."""
     size, device = experiment.image_size, experiment.device
     images = torch.zeros(SAMPLE, 3, size, size, dtype=DTYPES[precision], device=device)
-    context = torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32")
-    with torch.no_grad(), context:
+    with torch.no_grad(), autocast(device, precision):
         experiment.network.features(images)
         synchronize(device)
         begun = clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return (rng.integers(0, 90, (40, 30, 3)) + 150 * np.eye(3, dtype=int)[k]).astype(np.uint8)
 
     return write_photos(root, {"train": 12, "test": 6}, ("ash", "<b>birch&co", "cedar"), pixels)
+
+
+@pytest.fixture
+def own_photos(photos: Path, tmp_path: Path) -> Path:
+    """A copy of the photos that a test may change."""
+    return Path(shutil.copytree(photos, tmp_path / "photos"))
 
 
 @pytest.fixture

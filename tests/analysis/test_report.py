@@ -135,11 +135,9 @@ def test_novel_images_and_their_auroc(make_run: Maker) -> None:
     assert "AUROC of 0.70" in page.text
 
 
-def test_a_leak_is_found(make_run: Maker, tmp_path: Path, photos: Path) -> None:
-    copy = tmp_path / "photos"
-    shutil.copytree(photos, copy)
-    shutil.copy(copy / "train" / "ash" / "0.png", copy / "test" / "ash" / "0.png")
-    folder = make_run(source=copy)
+def test_a_leak_is_found(make_run: Maker, own_photos: Path) -> None:
+    shutil.copy(own_photos / "train" / "ash" / "0.png", own_photos / "test" / "ash" / "0.png")
+    folder = make_run(source=own_photos)
     assert (
         "1 of 18 test images is also trained on (test/ash/0.png): accuracy is overstated"
         in Page(write_report([folder])).text
@@ -196,26 +194,22 @@ def test_method_options_and_places_do_not_forbid_the_comparison(make_run: Maker,
     assert "The unlabeled images helped" in Page(write_report([fair, ours])).text
 
 
-def test_runs_on_other_data_are_marked(make_run: Maker, tmp_path: Path, photos: Path) -> None:
-    copy = tmp_path / "photos"
-    shutil.copytree(photos, copy)
-    (copy / "train" / "ash" / "0.png").unlink()
-    other = make_run("other", method="supervised", rows=[], source=copy)
+def test_runs_on_other_data_are_marked(make_run: Maker, own_photos: Path) -> None:
+    (own_photos / "train" / "ash" / "0.png").unlink()
+    other = make_run("other", method="supervised", rows=[], source=own_photos)
     same = make_run("same", method="fixmatch", rows=[])
     page = Page(write_report([other, same, make_run("ours", right=18)]))
     assert page.text.count("not comparable: other data") == 1
     assert "differs in more than the method: other data" in page.text
 
 
-def test_lost_or_changed_data_is_said(make_run: Maker, tmp_path: Path, photos: Path) -> None:
-    copy = tmp_path / "photos"
-    shutil.copytree(photos, copy)
-    folder = make_run(source=copy)
+def test_lost_or_changed_data_is_said(make_run: Maker, own_photos: Path) -> None:
+    folder = make_run(source=own_photos)
     assert "img" in Page(write_report([folder])).tags
-    (copy / "train" / "ash" / "0.png").unlink()
+    (own_photos / "train" / "ash" / "0.png").unlink()
     page = Page(write_report([folder]))
     assert "has changed since the run" in page.text and "img" not in page.tags
-    shutil.rmtree(copy)
+    shutil.rmtree(own_photos)
     page = Page(write_report([folder]))
     assert "cannot be opened" in page.text and "img" not in page.tags
     assert "14 of 18" in page.text or "77.8 %" in page.text  # the rest is there

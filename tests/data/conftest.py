@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -34,6 +37,19 @@ def class_folder(root: Path, counts: dict[str, int], seed: int = 0) -> Path:
         for number in range(count):
             write(root / name / f"{number}.png", seed := seed + 1)
     return root
+
+
+def tar_bytes(
+    members: dict[str, bytes], mode: Literal["w", "w:gz"] = "w:gz", format: int = tarfile.PAX_FORMAT
+) -> bytes:
+    """A tar file of these names and contents."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode, format=format) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import io
 import pickle
 import tarfile
 import threading
@@ -17,6 +16,8 @@ from finessl.data import download
 from finessl.data.download import Archive, fetch, obtain, unpack
 from finessl.data.sources import cifar, open_dataset
 from finessl.errors import FinesslError
+
+from .conftest import tar_bytes
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -122,19 +123,9 @@ def test_damage_and_absence(server, tmp_path: Path) -> None:
         fetch(f"{server.url}/file.bin", tmp_path / "file" / "f", md5=MD5)
 
 
-def tar(members: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
-
-
 def test_members_are_never_written_outside(tmp_path: Path) -> None:
     for number, name in enumerate(("../evil", "/tmp/finessl-evil", "folder/../../evil")):
-        (tmp_path / "a.tar.gz").write_bytes(tar({"folder/fine": b"1", name: b"2"}))
+        (tmp_path / "a.tar.gz").write_bytes(tar_bytes({"folder/fine": b"1", name: b"2"}))
         root = tmp_path / "inner" / str(number)
         root.mkdir(parents=True, exist_ok=True)
         if name.startswith("/"):  # an absolute path is made relative
@@ -158,10 +149,10 @@ def test_links_are_refused(tmp_path: Path) -> None:
 
 
 def test_archives_cut_short_or_of_something_else(tmp_path: Path) -> None:
-    whole = tar({"folder/a": b"1" * 100_000})
+    whole = tar_bytes({"folder/a": b"1" * 100_000})
     for content, message in (
         (whole[:-50], "cannot be unpacked"),
-        (tar({"x/a": b""}), "holds no folder"),
+        (tar_bytes({"x/a": b""}), "holds no folder"),
         (b"", "cannot be"),
     ):
         (tmp_path / "a.tar.gz").write_bytes(content)
@@ -174,7 +165,7 @@ def test_cifar100_is_downloaded_when_asked(server, tmp_path: Path, monkeypatch: 
     rows = np.zeros((4, 3072), np.uint8)
     part = pickle.dumps({"data": rows, "fine_labels": [0, 1, 0, 1]})
     meta = pickle.dumps({"fine_label_names": ["a", "b"]})
-    archive = tar(
+    archive = tar_bytes(
         {f"cifar-100-python/{name}": data for name, data in (("train", part), ("test", part), ("meta", meta))}
     )
     server.files["/cifar-100-python.tar.gz"] = archive

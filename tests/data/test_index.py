@@ -81,7 +81,8 @@ def test_small_folders_are_not_cached(folder: Path, own_cache: Path) -> None:
 def test_a_cache_that_cannot_be_written_does_no_harm(folder: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(index, "MIN_CACHED", 1)
     (tmp_path / "file").touch()
-    assert len(FolderIndex.open(folder, cache=tmp_path / "file").paths) == 5
+    monkeypatch.setenv("FINESSL_CACHE", str(tmp_path / "file"))
+    assert len(FolderIndex.open(folder).paths) == 5
 
 
 def test_names_that_are_not_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +103,10 @@ LARGE = """
 import json, resource, sys
 from pathlib import Path
 import numpy as np
-root, cache = Path(sys.argv[1]), Path(sys.argv[2])
+root = Path(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 from finessl.data.folder_index import FolderIndex
-found = FolderIndex.open(root, cache=cache)
+found = FolderIndex.open(root)
 labels = np.arange(1000)[found.paths.folder_of - 1]
 name, fingerprint = found.paths[len(found.paths) - 1], found.paths.fingerprint()
 memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
@@ -137,9 +138,9 @@ def test_1300000_images_reopen_in_little_memory(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "index" / index.name_of(root.resolve())
     stored.store(target)
     assert sum(file.stat().st_size for file in target.iterdir()) < 100 << 20
-    command = [sys.executable, "-c", LARGE, str(root), str(tmp_path / "cache")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    command = [sys.executable, "-c", LARGE, str(root)]
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "FINESSL_CACHE": str(tmp_path / "cache")}
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | paths).stdout
     length, name, fingerprint, total, memory = json.loads(output)
     assert (length, name) == (count, "n00000999/n00000000_1299999.JPEG")
     assert fingerprint == table.fingerprint() and total == 1300 * 999 * 1000 // 2

@@ -20,6 +20,8 @@ from finessl.data.sources import open_dataset, webdataset
 from finessl.data.splits import make_split
 from finessl.errors import FinesslError
 
+from .conftest import tar_bytes
+
 
 def png(pixels: np.ndarray) -> bytes:
     buffer = io.BytesIO()
@@ -29,11 +31,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 def write_tar(path: Path, members: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=format) as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
+    path.write_bytes(tar_bytes(members, "w", format))
     return path
 
 

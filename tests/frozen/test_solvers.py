@@ -158,10 +158,10 @@ def clustered() -> torch.Tensor:
 def test_order_of_a_large_graph_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = clustered(), torch.full((2000,), -1)
     y[::50] = torch.arange(40) % 5
-    monkeypatch.setattr(neighbours, "EXACT", 1000)
+    monkeypatch.setattr(neighbours, "MAX_EXACT", 1000)
     monkeypatch.setattr(neighbours, "PROBES", 10**6)  # all cells: exact
     large = build_graph(x)
-    monkeypatch.setattr(neighbours, "EXACT", 2000)
+    monkeypatch.setattr(neighbours, "MAX_EXACT", 2000)
     small = build_graph(x)
     assert large.order is not None and small.order is None and not torch.equal(large.order, torch.arange(2000))
     assert_close(solvers.propagate(large, y, 5), solvers.propagate(small, y, 5), atol=1e-4, rtol=0)

@@ -18,17 +18,9 @@ from fuzz.processes import start_fork, wait
 CLASSES = ("ant", "bee", "cow")
 # timm's smallest network with random weights: a training takes a fraction of a second.
 SMALL = (
-    "--backbone",
-    "test_vit",
-    "--set",
-    "model.pretrained=false",
-    "--image-size",
-    "32",
-    "--batch-size",
-    "2",
-    "--device",
-    "cpu",
-)
+    "--backbone", "test_vit", "--set", "model.pretrained=false", "--image-size", "32", "--batch-size", "2",
+    "--device", "cpu",
+)  # fmt: skip
 FROZEN = ("--backbone", "embedded", "--device", "cpu")  # of quick and select
 FAST = (*SMALL, "--tuning", "linear", "--method", "supervised", "--steps", "2")
 # A run that is long enough to be stopped in its middle.

@@ -8,24 +8,12 @@ import signal
 import time
 from pathlib import Path
 
+from finessl.methods import METHODS
 from fuzz.base import FAST, SMALL
 from fuzz.harness import Box, kind
 from fuzz.processes import NOT_BEGUN
 from fuzz.runs import compare_runs
 
-METHODS = (
-    "finessl",
-    "supervised",
-    "pseudo-label",
-    "fixmatch",
-    "flexmatch",
-    "freematch",
-    "softmatch",
-    "debiaspl",
-    "fpl",
-    "ifpl",
-    "grip",
-)
 COMMON = (*SMALL, "--checkpoint-seconds", "0", "--set", "train.epoch_steps=4")
 WAYS = {
     "vpt-deep": ("--tuning", "vpt-deep", "--steps", "10"),
@@ -57,7 +45,7 @@ def reference(box: Box, name: str, command: list[object]) -> tuple[Path, float]:
 @kind("kills", 4)
 def kills(box: Box) -> None:
     rng = box.rng
-    method, way = rng.choice(METHODS), rng.choice(sorted(WAYS))
+    method, way = rng.choice(METHODS.names()), rng.choice(sorted(WAYS))
     command = ["train", box.base / "photos", "--method", method, *COMMON, *WAYS[way]]
     whole, seconds = reference(box, f"{method}-{way}", command)
     out = box.folder / "run"

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+from finessl.methods import METHODS
 from fuzz.base import FAST, SMALL
 from fuzz.damage import TEXTS, spoil
 from fuzz.harness import Box, kind
@@ -52,17 +53,6 @@ OPTIONS = (
     "--recipe", "--precision",
     "--device", "--checkpoint-seconds", "--eval-every", "--test", "--root", "--cache-dir",
 )  # fmt: skip
-METHODS = (
-    "supervised",
-    "finessl",
-    "fixmatch",
-    "flexmatch",
-    "freematch",
-    "softmatch",
-    "debiaspl",
-    "pseudo-label",
-    "fpl",
-)
 
 
 @kind("options", 10)
@@ -75,7 +65,7 @@ def options(box: Box) -> None:
         else:
             name = rng.choice(FIELDS if rng.random() < 0.85 else NAMES)
             changes += ["--set", f"{name}={rng.choice(TEXTS)}"]
-    method = ["--method", rng.choice(METHODS)] if rng.random() < 0.5 else []
+    method = ["--method", rng.choice(METHODS.names())] if rng.random() < 0.5 else []
     train_with(box, [*method, *(text.replace("\0", "") for text in changes)])
 
 

@@ -24,7 +24,7 @@ _load("methods_cases", "cases.py")
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Buffers that start at 1/C, say, then start at float64's 1/C."""
+    """A buffer that starts at 1/C then starts at float64's 1/C."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield

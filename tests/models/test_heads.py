@@ -18,6 +18,7 @@ from finessl.models.head_init import class_mean, embed_names, read_text_features
 from finessl.models.heads import HEADS, CentredHead, CosineHead, LinearHead, ProjectedHead
 from finessl.models.network import Network
 from finessl.models.vit import ViTEncoder
+from finessl.recipe import Recipe
 
 Make = Callable[..., ViTEncoder]
 NUMERIC = [name for name in HEADS.names() if name != "coop"]  # which reads the class names: test_coop.py
@@ -181,7 +182,7 @@ def test_started_heads_know_the_labeled_images(make_vit: Make, head: str, init: 
     assert torch.equal(view.logits, view.aux)
     assert 1 < view.logits.abs().max() < 15
     with pytest.raises(FinesslError, match="did you mean class-mean"):
-        start_heads(network, "classmean", backbone=backbone, classes=[], labeled=lambda: (features, labels))
+        Recipe.read(None, {"head.init": "classmean"})
 
 
 def test_centred_head_by_hand() -> None:

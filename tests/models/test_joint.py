@@ -50,18 +50,19 @@ def test_parts_keep_their_proportion() -> None:
     assert large.dim == sum(part.dim for part in large.parts)
 
 
-def test_kept_features_of_the_parts_are_used(tmp_path: Path) -> None:
+def test_kept_features_of_the_parts_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is encoded for joined backbones whose parts have been; and the values are those of the joined encoder."""
     rng = np.random.default_rng(0)
     files = [tmp_path / f"{number}.png" for number in range(4)]
     for file in files:
         Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file)
     files[3].write_bytes(b"no image")
-    images, cache = FileImages(tmp_path, PathTable.of([file.name for file in files], [0] * 4)), tmp_path / "cache"
+    images = FileImages(tmp_path, PathTable.of([file.name for file in files], [0] * 4))
+    monkeypatch.setenv("FINESSL_CACHE", str(tmp_path / "cache"))
     for name in ("embedded", "wide-resnet-28-2"):
-        encode_images(images, FrozenEncoder(create_backbone(name), CPU), cache_dir=cache)
+        encode_images(images, FrozenEncoder(create_backbone(name), CPU))
     joined = FrozenEncoder(create_backbone("embedded+wide-resnet-28-2"), CPU)
-    found = encode_images(images, joined, cache_dir=cache)
+    found = encode_images(images, joined)
     assert found.encoded == 0 and [i for i, _ in found.failures] == [3] and not found.rows[3].any()
     pixels = np.stack([np.asarray(Image.open(file)) for file in files[:3]])
     np.testing.assert_allclose(found.rows[:3], joined.forward(pixels), atol=2e-3)

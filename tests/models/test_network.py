@@ -136,7 +136,7 @@ def test_bad_input(make_vit: Make) -> None:
 
 
 def test_a_frozen_model_never_passes_through_training_mode() -> None:
-    """Some timm models throw tables away there that a recorded step still reads."""
+    """Some timm models throw tables away there that a captured step still reads."""
 
     class Watched(nn.Flatten):
         modes: ClassVar[list[bool]] = []

@@ -23,6 +23,7 @@ TINY = {
     "data.image_size": 32,
     "split.labels_per_class": 4,
     "train.batch_size": 4,
+    "train.precision": "fp32",  # on every machine: in bf16 an accuracy depends on the batch
 }
 QUICK = Settings(device="cpu", log_every=2, checkpoint_seconds=0.0, quiet=True)
 FIELDS = {

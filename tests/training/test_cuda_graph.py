@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from finessl.bench.step import synthetic
 from finessl.data.loader import Prefetcher
 from finessl.data.pixel_store import PixelStore
 from finessl.errors import FinesslError
@@ -27,6 +26,7 @@ from finessl.training.cuda_graph import CudaGraphForward, CudaGraphStep, EagerFo
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.step import TrainingStep, make_optimizer
+from finessl.training.timing import random_pixels
 
 gpu = pytest.mark.gpu
 TUNINGS_OF_A_VIT = [name for name in TUNINGS.names() if name != "bn"]  # no BatchNorm there
@@ -39,7 +39,7 @@ def set_up(device: str, **fields: object) -> tuple[Experiment, TrainingStep]:
     })  # fmt: skip
     target = torch.device(device)
     torch.manual_seed(0)  # random weights
-    experiment = prepare(recipe, None, target, dataset=synthetic(5, 32, images=60))
+    experiment = prepare(recipe, None, target, dataset=random_pixels(5, 60, 32))
     network = experiment.network.train()
     optimizer = make_optimizer(network, recipe.train, target)
     precision = recipe.train.precision

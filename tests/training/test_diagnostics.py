@@ -145,7 +145,7 @@ def test_a_run_stopped_before_its_end_was_written_ends_the_same(shapes: Path, tm
                 np.testing.assert_allclose(mine[key], theirs[key], atol=1e-6)
 
 
-def test_look_back_keeps_what_the_classifier_says(tmp_path: Path) -> None:
+def test_predictions_for_unlabeled_images_are_saved(tmp_path: Path) -> None:
     import finessl
 
     fields = {"train.steps": 3, "train.epoch_steps": 3, "train.batch_size": 4, "train.precision": "fp32"}

@@ -128,25 +128,31 @@ def test_resume_with_another_number_of_processes(shapes: Path, tmp_path: Path) -
         torch.testing.assert_close(shared[name], value, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_a_lost_process_ends_the_run_with_a_good_checkpoint(shapes: Path, tmp_path: Path) -> None:
-    script = tmp_path / "lose.py"
+def signalled(folder: Path, step: int, name: str) -> str:
+    """finessl as a script, whose second process gets a signal before a step."""
+    script = folder / "signalled.py"
     script.write_text(
-        "import os, signal, sys\n"
+        "import os, signal\n"
         "import finessl.training.loop as loop\n"
-        "from finessl.cli import main\n"
+        "from finessl.__main__ import main\n"
         "original = loop.TrainingStep.__call__\n"
         "def step(self, number, views):\n"
-        "    if number == 8 and self.processes.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"    if number == {step} and self.processes.rank == 1: os.kill(os.getpid(), signal.{name})\n"
         "    return original(self, number, views)\n"
         "loop.TrainingStep.__call__ = step\n"
         "main()\n"
     )
-    run = tmp_path / "run"
+    return str(script)
+
+
+def train_words(shapes: Path, run: Path) -> list[str]:
     settings = [item for name, value in FIELDS.items() for item in ("--set", f"{name}={str(value).lower()}")]
-    done = torchrun(
-        2, str(script), "train", str(shapes), "--out", str(run), "--device", "cpu", "--steps", "12",
-        "--checkpoint-seconds", "0", *settings,
-    )  # fmt: skip
+    return ["train", str(shapes), "--out", str(run), "--device", "cpu", "--steps", "12", *settings]
+
+
+def test_a_lost_process_ends_the_run_with_a_good_checkpoint(shapes: Path, tmp_path: Path) -> None:
+    run, script = tmp_path / "run", signalled(tmp_path, 8, "SIGKILL")
+    done = torchrun(2, script, *train_words(shapes, run), "--checkpoint-seconds", "0")
     assert done.returncode != 0
     assert "lost another process of this run" in done.stderr
     from finessl.runs import checkpoint
@@ -160,22 +166,8 @@ def test_a_lost_process_ends_the_run_with_a_good_checkpoint(shapes: Path, tmp_pa
 
 
 def test_a_signal_to_one_process_stops_all_with_a_checkpoint(shapes: Path, tmp_path: Path) -> None:
-    script = tmp_path / "stop.py"
-    script.write_text(
-        "import os, signal, sys\n"
-        "import finessl.training.loop as loop\n"
-        "from finessl.__main__ import main\n"
-        "original = loop.TrainingStep.__call__\n"
-        "def step(self, number, views):\n"
-        "    if number == 4 and self.processes.rank == 1: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    return original(self, number, views)\n"
-        "loop.TrainingStep.__call__ = step\n"
-        "main()\n"
-    )
-    run = tmp_path / "run"
-    settings = [item for name, value in FIELDS.items() for item in ("--set", f"{name}={str(value).lower()}")]
-    command = ["train", str(shapes), "--out", str(run), "--device", "cpu", "--steps", "12", "-q", *settings]
-    first, second = start(2, str(script), *command)
+    run, script = tmp_path / "run", signalled(tmp_path, 4, "SIGTERM")
+    first, second = start(2, script, *train_words(shapes, run), "-q")
     assert first == (143, "finessl: stopped at step 5 of 12; the same command resumes there.\n")
     assert second[0] == 143 and "stopped" not in second[1]
     from finessl.runs import checkpoint

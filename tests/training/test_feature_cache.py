@@ -126,6 +126,6 @@ def test_a_trained_backbone_is_refused(shapes: Path, tmp_path: Path) -> None:
 
 
 def test_too_much_for_the_memory(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached, "free_memory", lambda: 1000)
+    monkeypatch.setattr(cached, "memory_limit", lambda: 500)
     with pytest.raises(FinesslError, match=r"train.cache_features = 2 would keep 0.0 GB .* keep fewer draws"):
         filled(prepare(recipe(shapes), None, CPU), 2)

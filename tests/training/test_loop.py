@@ -152,9 +152,7 @@ def test_display_without_a_terminal(shapes: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(("amx", "avx512", "expected"), [(1, 0, "bf16"), (0, 1, "bf16"), (0, 0, "fp32")])
-def test_bf16_where_the_cpu_multiplies_it(
-    monkeypatch: pytest.MonkeyPatch, amx: int, avx512: int, expected: str
-) -> None:
+def test_bf16_where_the_cpu_supports_it(monkeypatch: pytest.MonkeyPatch, amx: int, avx512: int, expected: str) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: bool(amx), raising=False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bool(avx512), raising=False)
     assert resolve_precision("auto", torch.device("cpu")) == expected
@@ -181,7 +179,7 @@ def test_a_short_run_records_and_evaluates_about_ten_times(shapes: Path, tmp_pat
     assert steps["test"] == list(range(4, 21, 4))  # 24 test images, 320 images in training: half of them allows six
     train(recipe, tmp_path / "once", Settings(device="cpu", quiet=True, eval_every=0, log_every=20))
     ours, theirs = (load_file(tmp_path / name / "classifier/classifier.safetensors") for name in ("run", "once"))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs), "recording changed the result"
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs), "diagnostics changed the result"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def predict(
     device: Device = "auto",
     json_: Json = False,
 ) -> None:
-    """Images per second of a classifier: the encoder against the chip's matrix rate, a folder against its decoding."""
+    """Images per second of a classifier: the encoder against the device's matrix rate, a folder against its decoding."""
     from finessl.bench.predict import bench_predict
     from finessl.runtime.device import resolve_device
 

@@ -23,8 +23,7 @@ PARTS = ("images", "features")
 def scale(
     sizes: Annotated[str, typer.Option(help="Images of each set, separated by commas.")] = "10000,100000,1000000",
     parts: Annotated[
-        str,
-        typer.Option(help="What to measure: images (index, decoding), features (quick and select after encoding)."),
+        str, typer.Option(help="What to measure: images (index, decoding), features (quick and select after encoding).")
     ] = ",".join(PARTS),
     sample: Annotated[int, typer.Option(help="Images to decode per round.")] = 1000,
     repeats: Annotated[int, typer.Option(help="Rounds over all sizes of images, after one that warms up.")] = 5,

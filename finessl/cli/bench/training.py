@@ -33,7 +33,7 @@ def step(
     device: Device = "auto",
     json_: Json = False,
 ) -> None:
-    """Where a training step's time goes, and how far it is from the chip's limit."""
+    """Where a training step's time goes, and how far it is from the device's limit."""
     from finessl.bench.step import bench_step
     from finessl.models import vit
     from finessl.runtime.device import resolve_device

@@ -16,7 +16,7 @@ import numpy as np
 from finessl.data.dataset import Dataset, label_ids, left_out, some
 from finessl.data.folder_index import FolderIndex, natural
 from finessl.data.images import FileImages, Images
-from finessl.data.sources.table import Rows, read_rows
+from finessl.data.sources.table import read_rows, rows_by_path
 from finessl.errors import FinesslError
 from finessl.runtime.callbacks import Count, no_count
 
@@ -87,15 +87,13 @@ def open_folder(
     return dataset
 
 
-def open_pile(
-    path: Path, labels: str | None = None, progress: Count = no_count
-) -> tuple[FileImages, dict[str, str], list[tuple[str, str]]]:
+def open_pile(path: Path, labels: str | None = None) -> tuple[FileImages, dict[str, str], list[tuple[str, str]]]:
     """All images except those of a test folder, path → class of the labeled ones, and (path, reason) of those left out.
 
     Labels are those of labeled/, labels.csv and the table `labels`. Other folders are no classes: without labels, what a
     folder is called says nothing.
     """
-    index = read_index(path, progress)
+    index = read_index(path)
     tops = {folder.split("/")[0] for folder in index.folders}
     test = next((top for top in TESTS if top in tops and has_classes(index, top)), None)
     top = next((top for top in LABELED if top in tops and has_classes(index, top)), None)
@@ -144,7 +142,7 @@ def has_classes(index: FolderIndex, top: str) -> bool:
 
 
 def by_class(index: FolderIndex, top: str, classes: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the images in `top`/<class>/…, however deep, and their labels."""
+    """Positions of the images below `top`/<class>/, at any depth, and their labels."""
     depth, ids = (1 if top else 0), {name: i for i, name in enumerate(classes)}
     of_folder = np.full(len(index.folders), -1, np.int64)
     for number, folder in enumerate(index.folders):
@@ -171,11 +169,6 @@ def by_folder(index: FolderIndex, top: str) -> dict[str, str]:
     classes = class_names(index, top)
     positions, ids = by_class(index, top, classes)
     return {index.paths[i]: classes[k] for i, k in zip(positions.tolist(), ids.tolist(), strict=True)}
-
-
-def rows_by_path(rows: Rows) -> dict[str, str]:
-    """Path → class of the rows that have a label."""
-    return {Path(path).as_posix(): label for path, label in zip(rows.paths, rows.labels, strict=True) if label}
 
 
 def by_table(

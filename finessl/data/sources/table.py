@@ -104,6 +104,11 @@ def read_rows(path: Path, path_column: str | None = None, label_column: str | No
     return Rows(paths, labels, [split.lower() for split in splits], notes)
 
 
+def rows_by_path(rows: Rows) -> dict[str, str]:
+    """Path → class of the rows that have a label."""
+    return {Path(path).as_posix(): label for path, label in zip(rows.paths, rows.labels, strict=True) if label}
+
+
 def read_columns(path: Path, wanted: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Columns by name in lower case (the wanted ones, or more), and what the user should know of how they were read."""
     return read_parquet(path, wanted) if path.suffix.lower() in (".parquet", ".pq") else read_csv(path)
@@ -161,14 +166,7 @@ def read_parquet(path: Path, wanted: Sequence[str]) -> tuple[dict[str, list[str]
             name.strip().lower(): ["" if v is None else str(v) for v in table[name].to_pylist()] if table else []
             for name in found or names
         }
-    except (
-        OSError,
-        ImageError,
-        ArrowException,
-        ValueError,
-        OverflowError,
-        LookupError,
-    ) as error:  # the year 292277, say
+    except (OSError, ImageError, ArrowException, ValueError, OverflowError, LookupError) as error:
         raise FinesslError(f"{path} cannot be read as a Parquet table: {error}.") from error
     return columns, []
 

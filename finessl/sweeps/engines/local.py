@@ -24,6 +24,7 @@ from finessl.sweeps.compare import Cell
 from finessl.sweeps.engines import Ended, cell_command
 
 Command = Callable[[Cell, str], list[str]]
+PATIENCE = 60.0  # seconds for a cell to write its last checkpoint
 
 
 @dataclass
@@ -106,13 +107,13 @@ def start(cell: Cell, tries: int, command: Command, device: str, variables: dict
     return Running(cell, tries, process, output)
 
 
-def stop(running: list[Running], patience: float = 60.0) -> None:
-    """Terminate the cells, which write a checkpoint, and kill those that take over `patience` seconds."""
+def stop(running: list[Running]) -> None:
+    """Terminate the cells, which write a checkpoint, and kill those that take over PATIENCE seconds."""
     for job in running:
         job.process.terminate()
     for job in running:
         try:
-            job.process.wait(patience)
+            job.process.wait(PATIENCE)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             job.process.kill()
             job.process.wait()
