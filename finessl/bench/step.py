@@ -21,7 +21,7 @@ from finessl.runs.inputs import open_source
 from finessl.runtime.device import synchronize
 from finessl.runtime.distributed import Processes
 from finessl.runtime.precision import DTYPES, resolve_precision
-from finessl.training.cuda_graph import accelerate
+from finessl.training.cuda_graph import compile_and_capture
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.step import TrainingStep
@@ -81,7 +81,7 @@ def bench_step(
     plain = TrainingStep(
         network, experiment.method, experiment.optimizer(), recipe.train, device, precision, Processes()
     )
-    training = accelerate(plain, compile=compile, steps=recipe.train.steps)
+    training = compile_and_capture(plain, compile=compile, steps=recipe.train.steps)
     prefetcher = Prefetcher(experiment.loader(Processes(), DTYPES[precision]), 10**6)
 
     warmup = 8 if device.type == "cuda" else 1  # eager steps come before the capture

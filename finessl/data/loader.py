@@ -7,7 +7,7 @@ while the current step computes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,10 @@ class Views:
 
     def tensors(self) -> list[Tensor]:
         return [t for t in (self.trained, self.weak, self.labels, self.index) if t is not None]
+
+    def clone(self) -> Views:
+        copies: Any = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **copies)
 
 
 @dataclass

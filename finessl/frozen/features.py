@@ -121,10 +121,10 @@ def join(found: Sequence[Features]) -> Features:
     return Features(rows, sorted(failures.items()), sum(part.encoded for part in found))
 
 
-def missing(images: Images, encoder: FrozenEncoder) -> int:
+def count_missing(images: Images, encoder: FrozenEncoder) -> int:
     """How many images are not in the cache."""
     if encoder.parts:
-        return max(missing(images, part) for part in encoder.parts)
+        return max(count_missing(images, part) for part in encoder.parts)
     if not encoder.folder().is_dir():
         return len(images)
     keys, _ = digests(images)

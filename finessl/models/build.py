@@ -53,5 +53,5 @@ def store_frozen(encoder: Encoder, precision: str) -> None:
 def compile_encoder(encoder: Encoder) -> None:
     """Compile the encoder with static shapes, and the `fused` functions of the views. Falls back to eager mode."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
-    encoder.accelerate(compiled)
+    encoder.compile_with(compiled)
     fuse()

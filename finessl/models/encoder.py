@@ -33,7 +33,7 @@ class Encoder(nn.Module):
         """The encoders that strategies tune: several in a joined backbone (joint.py)."""
         return [self]
 
-    def accelerate(self, wrap: Callable[[Any], Any]) -> None:
+    def compile_with(self, wrap: Callable[[Any], Any]) -> None:
         """Replace the forward function by `wrap` of it (runtime/compile.py)."""
         self.forward = wrap(self.forward)  # type: ignore[method-assign]
 

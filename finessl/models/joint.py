@@ -39,9 +39,9 @@ class Joint(Encoder):
     def parts(self) -> list[Encoder]:
         return list(self.encoders)  # type: ignore[arg-type]
 
-    def accelerate(self, wrap: Callable[[Any], Any]) -> None:
+    def compile_with(self, wrap: Callable[[Any], Any]) -> None:
         for part in self.parts():
-            part.accelerate(wrap)
+            part.compile_with(wrap)
 
     def forward(self, images: Tensor) -> Tensor:
         found = []

@@ -89,13 +89,13 @@ def embed_patches(embed: nn.Module, images: Tensor) -> Tensor:
     return embed.norm(F.linear(cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2), weight, proj.bias))
 
 
-def project(linear: nn.Module, x: Tensor, rows: slice) -> Tensor:
-    """Output channels `rows` of a linear layer, which a strategy may have wrapped (tuning.base.Wrapper)."""
-    if rows == slice(None):
+def project(linear: nn.Module, x: Tensor, channels: slice) -> Tensor:
+    """Output channels `channels` of a linear layer, which a strategy may have wrapped (tuning.base.Wrapper)."""
+    if channels == slice(None):
         return linear(x)
     if isinstance(linear, nn.Linear):
-        return F.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
-    return linear(x, rows)
+        return F.linear(x, linear.weight[channels], None if linear.bias is None else linear.bias[channels])
+    return linear(x, channels)
 
 
 class ViTEncoder(Encoder):
@@ -127,7 +127,7 @@ class ViTEncoder(Encoder):
     def depth(self) -> int:
         return len(self.model.blocks)
 
-    def accelerate(self, wrap: Callable[[Any], Any]) -> None:
+    def compile_with(self, wrap: Callable[[Any], Any]) -> None:
         """Wrap the block function, which all blocks share: it is compiled once, not once per block."""
         self.embed, self.run_block = wrap(embed), wrap(run_block)
 

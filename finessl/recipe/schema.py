@@ -16,7 +16,7 @@ TOML has no null: the word "none" leaves an optional value out (`aux_threshold =
 A recipe that is going to be trained is checked completely (`check=True`): every name, and every option of what is named.
 All mistakes are reported at once. The recipe of a finished run is read for its fields alone (`check=False`): a report
 needs no plug-in, and runs none. How a run is carried out (device, checkpoints, progress) is not part of a recipe: see
-`training.loop.Settings`.
+`training.settings.Settings`.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Recipe(Options):
             from finessl.recipe.validate import check_choices
 
             recipe, wrong = check_choices(recipe, source)
-            mistakes += [*wrong, *recipe.misfits()]
+            mistakes += [*wrong, *recipe.conflicts()]
         if mistakes:
             raise FinesslError("\n".join(dict.fromkeys(mistakes)))
         return recipe
@@ -227,20 +227,22 @@ class Recipe(Options):
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, Choice):
-                tree[name] = {"name": value.name, **spelled(value.options)}
+                tree[name] = {"name": value.name, **none_as_text(value.options)}
             elif isinstance(value, Options):
                 tree[name] = {key: getattr(value, key) for key in type(value).model_fields}
             elif name != "plugins" or value:
                 tree[name] = plain(value)
         for view in VIEWS:
             choice = tree["data"][view]
-            tree["data"][view] = {"name": choice.name, **spelled(choice.options)} if choice.options else choice.name
+            tree["data"][view] = (
+                {"name": choice.name, **none_as_text(choice.options)} if choice.options else choice.name
+            )
         return tree
 
     def toml(self) -> str:
         """All fields but those that are None, which is their default."""
         tree = self.tree()
-        return tomli_w.dumps({"format": FORMAT, **{name: present(value) for name, value in tree.items()}})
+        return tomli_w.dumps({"format": FORMAT, **{name: without_none(value) for name, value in tree.items()}})
 
     def flat(self) -> dict[str, Any]:
         """Dotted name → value."""
@@ -290,7 +292,7 @@ class Recipe(Options):
 
         return METHODS[self.method.name].labeled_in_unlabeled if self.method.name in METHODS else True
 
-    def misfits(self) -> list[str]:
+    def conflicts(self) -> list[str]:
         """Fields that do not go together."""
         train, found = self.train, []
         if train.cache_features and self.tuning.name != "linear":
@@ -331,7 +333,7 @@ def canonical_method(method: Choice) -> dict[str, Any]:
         target = METHODS[method.name]
         typed, mistakes = find_mistakes("method", method.name, target, options)
         options = options if mistakes else plain(target.canonical(typed))
-    return {"name": method.name, **spelled(options)}
+    return {"name": method.name, **none_as_text(options)}
 
 
 def upgrade(tree: dict[str, Any]) -> None:
@@ -343,15 +345,15 @@ def upgrade(tree: dict[str, Any]) -> None:
         split["name"] = "per-class"
 
 
-def spelled(value: Any) -> Any:
+def none_as_text(value: Any) -> Any:
     """None as the word that TOML can hold."""
     if isinstance(value, Mapping):
-        return {key: spelled(item) for key, item in value.items()}
+        return {key: none_as_text(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [spelled(item) for item in value]
+        return [none_as_text(item) for item in value]
     return "none" if value is None else value
 
 
-def present(value: Any) -> Any:
+def without_none(value: Any) -> Any:
     """A section without its fields that are None."""
     return {k: v for k, v in value.items() if v is not None} if isinstance(value, Mapping) else value

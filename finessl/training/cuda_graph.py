@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -109,17 +108,7 @@ class CudaGraphStep:
 
     def capture(self, views: Views) -> None:
         """Record what `compute` launches; nothing is computed."""
-
-        def static(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.clone()
-
-        self.views = replace(
-            views,
-            trained=views.trained.clone(),
-            weak=static(views.weak),
-            labels=views.labels.clone(),
-            index=static(views.index),
-        )
+        self.views = views.clone()
         graph = torch.cuda.CUDAGraph()
         try:
             if not self.eager.network.trainable_buffers():  # BatchNorm statistics: the passes update them in turn
@@ -209,7 +198,7 @@ def should_compile(compile: bool | None, device: torch.device, steps: int) -> bo
     return compile or (compile is None and device.type == "cuda" and steps >= MIN_COMPILED_STEPS)
 
 
-def accelerate(step: TrainingStep, *, compile: bool | None, steps: int) -> TrainingStep | CudaGraphStep:
+def compile_and_capture(step: TrainingStep, *, compile: bool | None, steps: int) -> TrainingStep | CudaGraphStep:
     """The fastest form of `step` for a run of `steps`: compiled and captured, compiled, or as it is."""
     if not should_compile(compile, step.device, steps):
         return step

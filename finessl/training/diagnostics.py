@@ -24,7 +24,7 @@ from torch import Tensor
 
 from finessl.data.dataset import Dataset
 from finessl.data.splits import Split
-from finessl.frozen.features import FrozenEncoder, encode_images, missing
+from finessl.frozen.features import FrozenEncoder, count_missing, encode_images
 from finessl.inference.encode import encode
 from finessl.methods.base import Batch, Method, Outputs, Result
 from finessl.models.backbones import create_backbone
@@ -158,7 +158,7 @@ def untuned_features(evaluator: Evaluator, unlabeled: np.ndarray) -> dict[str, A
     encoder = FrozenEncoder(backbone, experiment.device, evaluator.precision)
     wanted = np.concatenate([labeled, unlabeled])
     images, progress = experiment.dataset.train.take(wanted), partial(evaluator.progress, "encoding without tuning")
-    if not missing(images, encoder):
+    if not count_missing(images, encoder):
         rows = encode_images(images, encoder, progress=progress).rows
     else:  # from the decoded images; a run does not need a cache that it can write to
         features = encode(

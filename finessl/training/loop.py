@@ -34,7 +34,7 @@ from finessl.runtime.precision import DTYPES, resolve_precision
 from finessl.runtime.progress import Display
 from finessl.runtime.signals import stop_requests
 from finessl.training.averages import Averages
-from finessl.training.cuda_graph import accelerate, make_forward, should_compile
+from finessl.training.cuda_graph import compile_and_capture, make_forward, should_compile
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.evaluator import Evaluator
 from finessl.training.experiment import prepare
@@ -93,7 +93,7 @@ class Training:
         network, self.optimizer = experiment.network, experiment.optimizer()
         eager = TrainingStep(network, experiment.method, self.optimizer, train, device, precision, world)
         eager.prior = frozen_prior(experiment, precision, display.update)
-        self.training_step = accelerate(eager, compile=settings.compile, steps=train.steps)
+        self.training_step = compile_and_capture(eager, compile=settings.compile, steps=train.steps)
         self.evaluator = Evaluator(experiment, make_forward(self.training_step), precision, display.update, eager.ema)
         self.loader = experiment.loader(world, DTYPES[precision])
         self.prefetcher = Prefetcher(self.loader, train.steps)
@@ -178,7 +178,7 @@ class Training:
     # ---- log --------------------------------------------------------------------------------------------------------
 
     def write_metrics(self) -> None:
-        """Write the means that `averages` has sent, if any: the only place of the loop that waits for the device."""
+        """Write the means that `averages` has sent, if any: the only wait of an ordinary step."""
         if (taken := self.averages.take()) is None:
             return
         step, row = taken

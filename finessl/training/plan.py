@@ -22,7 +22,7 @@ import torch
 from finessl.data.dataset import Dataset
 from finessl.errors import FinesslError
 from finessl.frozen.choose import SOLVERS
-from finessl.frozen.features import FrozenEncoder, missing
+from finessl.frozen.features import FrozenEncoder, count_missing
 from finessl.models.aliases import alias_of
 from finessl.models.backbones import candidate_backbones, create_backbone, hub_lacks
 from finessl.models.vit import ViTEncoder
@@ -176,7 +176,7 @@ def affordable(
         cost = time_encoding(encoder, clock)
         needed = cost * sum(map(len, parts))
         if needed > seconds:
-            needed = cost * sum(missing(part, encoder) for part in parts)
+            needed = cost * sum(count_missing(part, encoder) for part in parts)
         if needed <= seconds:
             kept.append((name, file))
             seconds -= needed

@@ -79,7 +79,7 @@ def test_start(make_vit: Make, kind: str, images: Tensor, name: str) -> None:
     tuning = create(name)
     tuning.apply(encoder, seeded())
     encoder.train()
-    assert tuning.unchanged == torch.allclose(encoder(images), expected, rtol=0, atol=1e-12)
+    assert tuning.identity_at_init == torch.allclose(encoder(images), expected, rtol=0, atol=1e-12)
     disturb(encoder)
     encoder.eval()
     changes = bool(tuned(encoder))
@@ -239,7 +239,7 @@ def test_convolutional_networks(make_convolutional: Callable[[], Encoder], image
     expected = encoder(images)
     tuning = create(name)
     tuning.apply(encoder, seeded())
-    assert tuning.unchanged == torch.equal(encoder(images), expected)
+    assert tuning.identity_at_init == torch.equal(encoder(images), expected)
     mine = {
         "bn": lambda n: "norm" in n,
         "bitfit": lambda n: n.endswith("bias"),

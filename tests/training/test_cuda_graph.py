@@ -22,7 +22,7 @@ from finessl.models.tuning import TUNINGS
 from finessl.recipe import Recipe
 from finessl.runtime.distributed import Processes
 from finessl.runtime.precision import autocast
-from finessl.training.cuda_graph import CudaGraphForward, CudaGraphStep, EagerForward, accelerate, make_forward
+from finessl.training.cuda_graph import CudaGraphForward, CudaGraphStep, EagerForward, compile_and_capture, make_forward
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.step import TrainingStep, make_optimizer
@@ -85,7 +85,7 @@ def test_compiled_and_plain_runs_agree() -> None:
 
 def test_only_a_gpu_records_the_step() -> None:
     _, step = set_up("cpu")
-    assert accelerate(step, compile=None, steps=10_000) is step
+    assert compile_and_capture(step, compile=None, steps=10_000) is step
 
 
 @gpu
@@ -115,7 +115,7 @@ def test_compiled_captured_and_eager_steps_agree(precision: str, method: str, to
     fields = {"train.precision": precision, "method.name": method}
     losses, plain = run(*set_up("cuda", **fields), 20)
     experiment, step = set_up("cuda", **fields)
-    again, parameters = run(experiment, accelerate(step, compile=True, steps=20), 20)
+    again, parameters = run(experiment, compile_and_capture(step, compile=True, steps=20), 20)
     assert again == pytest.approx(losses, rel=tolerance)
     assert (parameters - plain).norm() / plain.norm() < tolerance
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from finessl.models.encoder import Encoder
 from finessl.models.tuning.adaptformer import Branch
-from finessl.models.tuning.base import Tuning, last_blocks, like, normal, transformer
+from finessl.models.tuning.base import Tuning, factory_kwargs, last_blocks, normal, transformer
 from finessl.registry.options import Count, Weight
 
 
@@ -44,4 +44,6 @@ class Adapter(Tuning):
         for i, _ in last_blocks(encoder, self.layers, self.name):
             # kaiming-normal with a = √5: gain √(2 / (1 + 5)) over √fan-in
             down = normal((self.dim, width), 0, 1 / math.sqrt(3 * width), generator)
-            encoder.adapters[str(i)] = Bottleneck(width, down, self.scale, self.learn_scale).to(**like(encoder))
+            encoder.adapters[str(i)] = Bottleneck(width, down, self.scale, self.learn_scale).to(
+                **factory_kwargs(encoder)
+            )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from finessl.models.encoder import Encoder
-from finessl.models.tuning.base import Tuning, last_blocks, like, transformer, uniform
+from finessl.models.tuning.base import Tuning, factory_kwargs, last_blocks, transformer, uniform
 from finessl.models.vit import layer_norm
 from finessl.registry.options import Count, Weight
 
@@ -57,4 +57,4 @@ class AdaptFormer(Tuning):
         for i, _ in last_blocks(encoder, self.layers, self.name):
             down = uniform((self.dim, width), 1 / math.sqrt(width), generator)
             branch = Branch(width, down, self.scale, norm=self.norm == "in", dropout=self.dropout)
-            encoder.branches[str(i)] = branch.to(**like(encoder))
+            encoder.branches[str(i)] = branch.to(**factory_kwargs(encoder))

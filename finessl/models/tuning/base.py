@@ -20,7 +20,7 @@ class Tuning:
     dataclass."""
 
     name: str
-    unchanged: bool = True  # the encoder computes the same function right after `apply`
+    identity_at_init: bool = True  # the encoder computes the same function right after `apply`
     mergeable: bool = False  # `merge` can fold the changes into the pretrained weights
     max_backbone_lr: float | None = None  # default cap of the backbone's learning rate; None: no cap
 
@@ -55,12 +55,12 @@ class Tuning:
 
 
 class Wrapper(nn.Module):
-    """Replaces a layer, `base`, and changes its output.   x: input of the layer.   rows: output channels to compute
+    """Replaces a layer, `base`, and changes its output.   x: input of the layer.   channels: output channels to compute
     (vit.project).   model: the timm model that the layer is part of."""
 
     base: nn.Module
 
-    def forward(self, x: Tensor, rows: slice = slice(None)) -> Tensor:
+    def forward(self, x: Tensor, channels: slice = slice(None)) -> Tensor:
         raise NotImplementedError
 
     def fold(self, model: nn.Module) -> nn.Module:
@@ -78,7 +78,7 @@ class Composed(Tuning):
     def __init__(self, parts: list[Tuning]) -> None:
         self.parts = parts
         self.name = "+".join(part.name for part in parts)
-        self.unchanged = all(part.unchanged for part in parts)
+        self.identity_at_init = all(part.identity_at_init for part in parts)
         self.mergeable = all(part.mergeable for part in parts)
         self.max_backbone_lr = min(
             (part.max_backbone_lr for part in parts if part.max_backbone_lr is not None), default=None
@@ -112,7 +112,7 @@ def last_blocks(encoder: ViTEncoder, layers: int | None, strategy: str) -> Itera
     return ((i, encoder.model.blocks[i]) for i in range(encoder.depth - count, encoder.depth))
 
 
-def like(encoder: nn.Module) -> dict[str, Any]:
+def factory_kwargs(encoder: nn.Module) -> dict[str, Any]:
     """Device and dtype for new parameters: the encoder's device, in float32 at least."""
     first = next(encoder.parameters())
     return {"device": first.device, "dtype": torch.promote_types(first.dtype, torch.float32)}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from finessl.models.encoder import Encoder
-from finessl.models.tuning.base import Tuning, Wrapper, last_blocks, like, transformer, uniform
+from finessl.models.tuning.base import Tuning, Wrapper, factory_kwargs, last_blocks, transformer, uniform
 from finessl.models.vit import project
 from finessl.registry.options import Count, Weight
 
@@ -33,9 +33,9 @@ class LowRank(Wrapper):
         rank, width = self.up_q.shape
         return F.pad(self.up_q, (0, 2 * width, 0, rank)) + F.pad(self.up_v, (2 * width, 0, rank, 0))
 
-    def forward(self, x: Tensor, rows: slice = slice(None)) -> Tensor:
-        y = project(self.base, x, rows)
-        return y + (x @ (self.scale * self.down).to(y.dtype)) @ self.up()[:, rows].to(y.dtype)
+    def forward(self, x: Tensor, channels: slice = slice(None)) -> Tensor:
+        y = project(self.base, x, channels)
+        return y + (x @ (self.scale * self.down).to(y.dtype)) @ self.up()[:, channels].to(y.dtype)
 
     @torch.no_grad()
     def fold(self, model: nn.Module) -> nn.Module:
@@ -62,6 +62,6 @@ class LoRA(Tuning):
         dim = encoder.model.embed_dim
         bound = 1 / math.sqrt(self.rank if self.init == "released" else dim)
         for _, block in last_blocks(encoder, self.layers, self.name):
-            down = uniform((dim, 2 * self.rank), bound, generator).to(**like(encoder))
+            down = uniform((dim, 2 * self.rank), bound, generator).to(**factory_kwargs(encoder))
             width = block.attn.num_heads * block.attn.head_dim
             block.attn.qkv = LowRank(block.attn.qkv, down, width, self.alpha / self.rank)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder, PooledEncoder
-from finessl.models.tuning.base import Tuning, Wrapper, like, normal, transformer
+from finessl.models.tuning.base import Tuning, Wrapper, factory_kwargs, normal, transformer
 from finessl.models.vit import ViTEncoder, layer_norm, project
 from finessl.registry.options import Weight
 
@@ -28,13 +28,13 @@ class ScaleShifted(Wrapper):
         self.scale = nn.Parameter(scale)
         self.shift = nn.Parameter(shift)
 
-    def forward(self, x: Tensor, rows: slice = slice(None)) -> Tensor:
+    def forward(self, x: Tensor, channels: slice = slice(None)) -> Tensor:
         base = self.base
         if isinstance(base, nn.LayerNorm):
             y = layer_norm(base, x)
         else:
-            y = base(x) if rows == slice(None) else project(base, x, rows)
-        scale, shift = self.scale[rows].to(y.dtype), self.shift[rows].to(y.dtype)
+            y = base(x) if channels == slice(None) else project(base, x, channels)
+        scale, shift = self.scale[channels].to(y.dtype), self.shift[channels].to(y.dtype)
         if isinstance(base, nn.Conv2d):
             scale, shift = scale[:, None, None], shift[:, None, None]
         return y * scale + shift
@@ -64,7 +64,7 @@ class ScaleShift(Tuning):
     deviation of the initial γ and β."""
 
     name = "ssf"
-    unchanged = False
+    identity_at_init = False
     mergeable = True
 
     positions: Literal["released", "all"] = "released"
@@ -79,8 +79,8 @@ class ScaleShift(Tuning):
             setattr(parent, name, self._wrap(base, _channels(base), encoder, generator))
 
     def _wrap(self, base: nn.Module, size: int, encoder: Encoder, generator: torch.Generator | None) -> ScaleShifted:
-        scale = normal((size,), 1, self.deviation, generator).to(**like(encoder))
-        return ScaleShifted(base, scale, normal((size,), 0, self.deviation, generator).to(**like(encoder)))
+        scale = normal((size,), 1, self.deviation, generator).to(**factory_kwargs(encoder))
+        return ScaleShifted(base, scale, normal((size,), 0, self.deviation, generator).to(**factory_kwargs(encoder)))
 
     @staticmethod
     def _features(encoder: PooledEncoder) -> int:

@@ -22,7 +22,7 @@ from torch import nn
 
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
-from finessl.models.tuning.base import Tuning, last_blocks, like, transformer, uniform
+from finessl.models.tuning.base import Tuning, factory_kwargs, last_blocks, transformer, uniform
 from finessl.models.vit import ViTEncoder
 from finessl.registry.options import Count
 
@@ -32,7 +32,7 @@ class ShallowPrompts(Tuning):
     """length: number of prompts."""
 
     name = "vpt-shallow"
-    unchanged = False
+    identity_at_init = False
 
     length: Count = 50
 
@@ -46,7 +46,7 @@ class ShallowPrompts(Tuning):
             raise FinesslError(f"{self.name}: the backbone has prompts already.")
         (height, width), dim = encoder.model.patch_embed.patch_size, encoder.model.embed_dim
         bound = math.sqrt(6 / (3 * height * width + dim))  # 0.0625 for ViT-B/16
-        return nn.Parameter(uniform((*shape, dim), bound, generator).to(**like(encoder)))
+        return nn.Parameter(uniform((*shape, dim), bound, generator).to(**factory_kwargs(encoder)))
 
 
 @dataclass(kw_only=True, eq=False)
