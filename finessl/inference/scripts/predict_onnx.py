@@ -25,6 +25,6 @@ def predict(paths):  # probabilities [n, classes], logits [n, classes], embeddin
     return session.run(None, {"images": np.stack([read(path) for path in paths])})
 
 for path in sys.argv[1:] if __name__ == "__main__" else []:
-    sys.stdout.reconfigure(errors="backslashreplace")  # names may hold bytes that are no text
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a name may hold bytes that are no text
     probabilities = predict([path])[0][0]
     print(path, about["classes"][probabilities.argmax()], f"{probabilities.max():.4f}", sep="\t")
