@@ -177,7 +177,7 @@ def test_parquet_with_images(make_run: MakeRun, shapes: Path, tmp_path: Path) ->
 
 
 def test_large_row_groups_are_cut(tmp_path: Path) -> None:
-    """pyarrow and pandas write a million rows as one group; memory holds some megabytes of it at a time."""
+    """pyarrow and pandas write a million rows as one group."""
     import pyarrow
 
     values = [bytes([i % 256]) * 1000 for i in range(300)]
@@ -189,6 +189,23 @@ def test_large_row_groups_are_cut(tmp_path: Path) -> None:
         assert all(len(images) <= 50 for images in found)
         assert [value for images in found for value in images.contents] == values
         assert [images.key(i) for images in found for i in range(len(images))] == [f"{file}/{i}" for i in range(300)]
+
+
+def test_a_piece_of_a_row_group_takes_little_memory(tmp_path: Path) -> None:
+    import pyarrow
+
+    values = [os.urandom(1 << 20) for _ in range(64)]
+    file = tmp_path / "images.parquet"
+    parquet.write_table(pyarrow.table({"image": values}), file, compression="none", write_batch_size=1)
+    usual = pyarrow.default_memory_pool()
+    counted = pyarrow.proxy_memory_pool(usual)
+    pyarrow.set_memory_pool(counted)
+    try:
+        piece = cut([file], part_bytes=8 << 20)[0]
+        assert open_part(piece)[0].contents == values[: piece.rows[1]] and piece.rows[1] <= 8
+    finally:
+        pyarrow.set_memory_pool(usual)
+    assert 0 < counted.max_memory() < 24 << 20
 
 
 def test_a_folder_of_everything(shards: Path, shapes: Path, tmp_path: Path) -> None:

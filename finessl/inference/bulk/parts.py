@@ -23,7 +23,7 @@ from finessl.inference.sorting import Packed
 
 PART_FILES = 4096  # images of a part made of files
 PART_BYTES = 256 << 20  # of a tar file or of a row group; a larger one is cut into pieces
-READ_ROWS = 64  # rows of a Parquet file that are read at once
+READ_ROWS = 8  # rows of a Parquet file that are read at once
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def read_rows(path: Path, first: int, end: int) -> BytesImages:
 
     values: list[Any] = []
     try:
-        with parquet.ParquetFile(path, buffer_size=1 << 20) as file:  # without a buffer a row group is read as a whole
+        with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:  # not a whole row group at once
             sizes = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
             starts = list(accumulate(sizes, initial=0))
             groups = [k for k, size in enumerate(sizes) if starts[k] < end and starts[k] + size > first]
