@@ -151,6 +151,22 @@ def test_output_that_cannot_be_written(tiny_run: Path, photos: Path, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.csv", "photos", "pipe.csv"]
 
 
+def test_no_output_is_an_input_or_another_output(tiny_run: Path, photos: Path, tmp_path: Path) -> None:
+    table = tmp_path / "mine.parquet"
+    write_rows(table, ["path"], [[str(path)] for path in photos.iterdir()])
+    before = table.read_bytes()
+    for words, message in (
+        (["--out", str(table)], "is one of the inputs"),
+        (["--embeddings", str(tmp_path / "x" / ".." / "mine.parquet")], "is one of the inputs"),
+        (["--out", str(tmp_path / "a.parquet"), "--embeddings", str(tmp_path / "a.parquet")], "is --out"),
+        (["--address", "auto"], "need --out DIR"),
+        (["--address", "auto", "--out", str(tmp_path / "parts")], "--engine ray"),
+    ):
+        with pytest.raises(FinesslError, match=message):
+            app(["predict", str(tiny_run), str(table), *words], standalone_mode=False)
+    assert table.read_bytes() == before and sorted(os.listdir(tmp_path)) == ["mine.parquet", "photos"]
+
+
 def test_full_disk_leaves_nothing_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -3,12 +3,14 @@
 (make export-check)
 
 Trains short runs on the sample, exports each in every format it allows, makes a virtual environment without finessl,
-and compares logits and classes on 500 sample images there. Needs pip and a package index; torch takes a while.
+and compares logits and classes on 500 sample images there. Needs pip and a package index; torch takes a while. The versions
+are the newest, or those in the file that PIP_CONSTRAINT names.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -101,8 +103,12 @@ def write_images(folder: Path) -> Path:
 def environment(folder: Path, packages: list[str]) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+        try:
+            venv.create(folder, with_pip=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)  # half of the packages would be taken for all
+            raise
     return python
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,6 +89,7 @@ def predict(
 
     if embeddings is not None:
         check_output(embeddings, EMBEDDINGS, "--embeddings")
+    check_files({"--out": out, "--embeddings": embeddings}, images)
     if sort_into is not None:
         check_target(sort_into, images)
     elif link:
@@ -101,14 +103,26 @@ def predict(
             results=Results(table, excel, embeddings, sort_into, link), **common,
         )  # fmt: skip
         return
-    if jobs is not None or table or engine != "local" or any(path.suffix.lower() == ".tar" for path in images):
-        raise FinesslError("tar shards, --jobs, --engine and --table need --out DIR, a folder for Parquet parts.")
+    if jobs or table or address or engine != "local" or any(path.suffix.lower() == ".tar" for path in images):
+        raise FinesslError(
+            "tar shards, --jobs, --engine, --address and --table need --out DIR, a folder for Parquet parts."
+        )
     if out is not None:
         check_output(out)
     if excel and out is not None and out.suffix.lower() != ".csv":
         raise FinesslError(f"--excel is for CSV; --out {out} is not.")
     found = predict_at_once(run, images, min_confidence, coverage, embeddings is not None, common)
     write_answers(found, out, embeddings, sort_into, excel=excel, link=link)
+
+
+def check_files(outputs: dict[str, Path | None], inputs: list[Path]) -> None:
+    """Refuse to write over an input, or twice to one file."""
+    from finessl.errors import FinesslError
+
+    taken = {os.path.realpath(path): "one of the inputs" for path in inputs}
+    for option, path in outputs.items():
+        if path is not None and (other := taken.setdefault(os.path.realpath(path), option)) != option:
+            raise FinesslError(f"{option} {path} is {other}; choose another.")
 
 
 def predict_at_once(

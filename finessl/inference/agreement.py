@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,17 +28,18 @@ Logits = Callable[[np.ndarray], np.ndarray]  # uint8 [n, S, S, 3] → [n, C]
 
 @dataclass(frozen=True)
 class Gate:
-    """What an export must reach to be kept."""
+    """What an export must reach to be kept. Its logits must be finite."""
 
     max_logit_difference: float
     min_agreement: float
 
 
+LARGEST = sys.float_info.max
 GATES = {
     "fp32": Gate(1e-3, 0.995),
-    "fp16": Gate(float("inf"), 0.99),
-    "int8": Gate(float("inf"), 0.98),
-    "int8-dynamic": Gate(float("inf"), 0.98),
+    "fp16": Gate(LARGEST, 0.99),
+    "int8": Gate(LARGEST, 0.98),
+    "int8-dynamic": Gate(LARGEST, 0.98),
 }
 
 

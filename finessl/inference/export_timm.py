@@ -26,6 +26,7 @@ from finessl.inference.agreement import Logits
 from finessl.inference.classifier import Classifier
 from finessl.inference.export import Options, write_json
 from finessl.inference.graph import merged, tuning_of
+from finessl.inference.output import encoded
 from finessl.models.aliases import alias_of
 from finessl.models.backbones import HUB
 from finessl.models.heads import LinearHead
@@ -43,7 +44,7 @@ def write(classifier: Classifier, folder: Path, options: Options) -> tuple[Logit
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = config_of(classifier, model, architecture, arguments)
     write_json(folder / "config.json", config)
-    (folder / "README.md").write_text(read_me(classifier, architecture), encoding="utf-8")
+    (folder / "README.md").write_bytes(encoded(read_me(classifier, architecture)))
     loaded = load_back(folder, tensors)
 
     @torch.no_grad()
@@ -166,7 +167,7 @@ def load_back(folder: Path, tensors: dict[str, torch.Tensor]) -> nn.Module:
 def read_me(classifier: Classifier, architecture: str) -> str:
     """A model card in the layout of timm's hub. Its license is that of the backbone's weights, which are in the file."""
     tuning, names = classifier.description["tuning"]["name"], classifier.classes
-    listed = "".join(f"- {json.dumps(name, ensure_ascii=True)}\n" for name in names)
+    listed = "".join(f"- {json.dumps(name, ensure_ascii=False)}\n" for name in names)
     return f"""---
 tags:
 - image-classification

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import queue
 import signal
 import socket
@@ -29,6 +30,7 @@ from finessl.data.decoding import ImageError, decode
 from finessl.errors import FinesslError
 from finessl.inference.classifier import Classifier, load, squash
 from finessl.inference.onnx_session import OnnxClassifier
+from finessl.inference.output import encoded
 from finessl.runtime.machine import usable_cores
 from finessl.runtime.network import HOST, is_loopback
 
@@ -37,7 +39,7 @@ try:
     from starlette.datastructures import UploadFile
     from starlette.exceptions import HTTPException
     from starlette.formparsers import MultiPartException, MultiPartParser
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 except ImportError as error:
@@ -55,6 +57,14 @@ class Limits:
     megabytes: float = 64  # of one request
     held_megabytes: float = 1024  # of all requests that are being received and decoded
     seconds: float = 60  # for a request to arrive
+    grace: int = 10  # seconds in which a server that is stopped answers the requests that it has
+
+
+class Answer(JSONResponse):
+    """JSON in UTF-8; bytes of a class name that are no text are escaped."""
+
+    def render(self, content: Any) -> bytes:
+        return encoded(json.dumps(content, ensure_ascii=False, separators=(",", ":")))
 
 
 class Busy(Exception):
@@ -122,6 +132,7 @@ class Service:
         self.decoders = ThreadPoolExecutor(usable_cores(), "decode")
         self.model: Executor = ThreadPoolExecutor(1, "model")  # one batch at a time
         self.held = 0  # bytes of the requests that are being received and decoded
+        self.connections: set[Any] = set()  # uvicorn's
 
     def app(self) -> Starlette:
         routes = [
@@ -134,45 +145,62 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self.loop = asyncio.get_running_loop()
         self.batcher = Batcher(self.classifier.predict_proba, self.limits, self.model)
-        task = asyncio.create_task(self.batcher.run())
+        tasks = [asyncio.create_task(work) for work in (self.batcher.run(), self.close_idle())]
         try:
             yield
         finally:
-            task.cancel()
+            for task in tasks:
+                task.cancel()
             self.model.shutdown(wait=True)
             self.decoders.shutdown(wait=False)
 
-    async def get_health(self, request: Request) -> JSONResponse:
-        self.check_host(request)
-        return JSONResponse({"status": "ok"})
+    async def close_idle(self) -> None:
+        """End connections that have sent no whole header in the time for a request: uvicorn would keep them for ever."""
+        before: dict[Any, Any] = {}
+        while True:
+            await asyncio.sleep(self.limits.seconds)
+            idle = {c: c.cycle for c in self.connections if c.cycle is None or c.cycle.response_complete}
+            for connection in [c for c, last in idle.items() if c in before and before[c] is last]:
+                connection.shutdown()
+            before = idle
 
-    async def get_model(self, request: Request) -> JSONResponse:
+    async def get_health(self, request: Request) -> Answer:
+        self.check_host(request)
+        return Answer({"status": "ok"})
+
+    async def get_model(self, request: Request) -> Answer:
         self.admit(request)
         limits = {"images": self.limits.images, "megabytes": self.limits.megabytes, "batch": self.limits.batch}
-        return JSONResponse(
-            {"classes": self.classifier.classes, "image_size": self.classifier.image_size, "limits": limits}
-        )
+        return Answer({"classes": self.classifier.classes, "image_size": self.classifier.image_size, "limits": limits})
 
-    async def post_predict(self, request: Request) -> JSONResponse:
+    async def post_predict(self, request: Request) -> Answer:
         self.admit(request)
         top = self.read_top(request)
+        try:
+            names, images = await self.read_images(request)
+            probabilities = await self.batcher.submit(images)
+        except Busy as error:
+            raise busy() from error
+        except asyncio.CancelledError as error:  # the server is stopped, and its grace is over
+            raise HTTPException(503, "the server is stopping.") from error
+        rows = [self.answer(name, row, top) for name, row in zip(names, probabilities, strict=True)]
+        return Answer({"predictions": rows})
+
+    async def read_images(self, request: Request) -> tuple[list[str], list[np.ndarray]]:
+        """The names of the request's images, and their pixels."""
         request.state.held = 0
         try:
             async with asyncio.timeout(self.limits.seconds):
                 files = await self.read_files(request)
-            names, images = [name for name, _ in files], await self.decode(files)
-            del files
+            return [name for name, _ in files], await self.decode(files)
         except TimeoutError as error:
             raise HTTPException(408, f"the request took over {self.limits.seconds:g} s to arrive.") from error
+        except ClientDisconnect as error:
+            raise HTTPException(400, "the request is incomplete.") from error  # nobody reads it
         finally:
             self.held -= request.state.held
-        try:
-            probabilities = await self.batcher.submit(images)
-        except Busy as error:
-            raise busy() from error
-        rows = [self.answer(name, row, top) for name, row in zip(names, probabilities, strict=True)]
-        return JSONResponse({"predictions": rows})
 
     def answer(self, name: str, probabilities: np.ndarray, top: int) -> dict[str, Any]:
         order = np.argsort(-probabilities, kind="stable")[:top]
@@ -200,8 +228,11 @@ class Service:
         except HTTPException:
             raise
         except MultiPartException as error:
-            status = 413 if "Too many files" in error.message else 400
-            raise HTTPException(status, f"{error.message} (at most {self.limits.images} images per request)") from error
+            if "Too many files" in error.message:
+                raise HTTPException(413, f"a request may have {self.limits.images} images.") from error
+            raise HTTPException(400, error.message) from error
+        except ClientDisconnect:
+            raise
         except Exception as error:  # the parser fails in many ways on a body that is no form
             raise HTTPException(400, "the request is not valid multipart/form-data.") from error
         files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
@@ -245,8 +276,8 @@ class Service:
 
     def admit(self, request: Request) -> None:
         self.check_host(request)
-        given = request.headers.get("authorization", "")
-        if self.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+        given = request.headers.get("authorization", "").encode("latin-1")  # the bytes that were sent
+        if self.token is not None and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
             raise HTTPException(401, "send the header Authorization: Bearer TOKEN.", {"WWW-Authenticate": "Bearer"})
 
     def check_host(self, request: Request) -> None:
@@ -260,12 +291,12 @@ def busy() -> HTTPException:
     return HTTPException(503, "too many images are waiting; try again.", {"Retry-After": "1"})
 
 
-async def show_error(request: Request, error: HTTPException) -> JSONResponse:
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+async def show_error(request: Request, error: HTTPException) -> Answer:
+    return Answer({"error": error.detail}, error.status_code, error.headers)
 
 
-async def show_failure(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"error": "the prediction failed; the server's log says why."}, 500)
+async def show_failure(request: Request, error: Exception) -> Answer:
+    return Answer({"error": "the prediction failed; the server's log says why."}, 500)
 
 
 def open_classifier(
@@ -318,7 +349,9 @@ def serve(service: Service, listener: socket.socket) -> None:
     service.model = model = ThisThread()
     config = uvicorn.Config(service.app(), log_level="warning", access_log=False, timeout_keep_alive=30)
     config.limit_concurrency = 4 * service.limits.queue
+    config.timeout_graceful_shutdown = service.limits.grace
     server = uvicorn.Server(config)
+    service.connections = server.server_state.connections
 
     def answer() -> None:
         try:
@@ -327,6 +360,8 @@ def serve(service: Service, listener: socket.socket) -> None:
             model.shutdown()  # also where the server could not start
 
     def stop(number: int, frame: object) -> None:
+        if server.should_exit and server.started:  # the second signal
+            service.loop.call_soon_threadsafe(lambda: [task.cancel() for task in server.server_state.tasks])
         server.should_exit = True  # requests that have arrived are answered first
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

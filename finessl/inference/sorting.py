@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import filecmp
 import os
+import re
 import shutil
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +15,9 @@ from finessl.errors import FinesslError
 from finessl.runtime.files import writing
 
 UNSURE = "unsure"
+MAX_NAME = 240  # bytes; file systems hold 255, and a temporary name is longer by ten
+FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]')  # on Windows or memory cards, or not Unicode
+DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}  # of Windows
 
 
 def check_target(target: Path, inputs: Iterable[Path]) -> None:
@@ -28,22 +33,29 @@ def check_target(target: Path, inputs: Iterable[Path]) -> None:
 def folder_names(classes: Sequence[str]) -> dict[str, str]:
     """Class → name of its folder: the class itself, unless a file system cannot hold it or two would be one."""
     names: dict[str, str] = {}
-    taken = {UNSURE}
+    taken = {same_place(UNSURE)}
     for label in classes:
-        name = "".join("_" if c in "/\\\0" else c for c in label).strip() or "_"
-        name = f"_{name}" if name.startswith(".") else name
-        names[label] = free_name(name, taken)
-        taken.add(names[label].casefold())
+        name = FORBIDDEN.sub("_", label).strip().rstrip(". ")
+        if not name or name.startswith(".") or name.partition(".")[0].casefold() in DEVICES:
+            name = f"_{name}"
+        number, names[label] = 1, shortened(name)
+        while same_place(names[label]) in taken:
+            number += 1
+            names[label] = shortened(name, f"_{number}")
+        taken.add(same_place(names[label]))
     return names
 
 
-def free_name(name: str, taken: set[str]) -> str:
-    number = 1
-    candidate = name
-    while candidate.casefold() in taken:  # some file systems do not tell upper from lower case
-        number += 1
-        candidate = f"{name}_{number}"
-    return candidate
+def same_place(name: str) -> str:
+    """Equal for names that are one on a file system that ignores case or the composition of accents."""
+    return unicodedata.normalize("NFC", name.casefold())
+
+
+def shortened(name: str, end: str = "") -> str:
+    """The name with `end`, cut so that both fit into MAX_NAME bytes."""
+    room = MAX_NAME - len(os.fsencode(end))
+    stored = os.fsencode(name)
+    return (name if len(stored) <= room else stored[:room].decode("utf-8", "ignore")) + end
 
 
 class Packed(NamedTuple):
@@ -61,21 +73,27 @@ def sort_into(
     A file of the same name stays as it is and the new one gets a number, unless an earlier run has put the same image
     there. The result counts the images that were added.
     """
-    names, made, added = folder_names(classes), set[Path](), 0
+    names, added = folder_names(classes), 0
+    numbers: dict[Path, int] = {}  # path → the highest number that this command has given to it
     with writing(target):
         for image, label in images:
             folder = target / (UNSURE if label is None else names[label])
             folder.mkdir(parents=True, exist_ok=True)
-            number, wanted = 1, Path(image.name)
-            place = folder / wanted
-            while os.path.lexists(place) and (place in made or not same(image, place)):
+            wanted = folder / image.name
+            number = numbers.get(wanted, 0) + 1
+            while os.path.lexists(place := numbered(wanted, number)) and (place in numbers or not same(image, place)):
                 number += 1
-                place = folder / f"{wanted.stem}_{number}{wanted.suffix}"
-            made.add(place)
+            numbers[wanted] = number
+            numbers.setdefault(place, 1)
             if not os.path.lexists(place):
                 put(image, place, link)
                 added += 1
     return added
+
+
+def numbered(path: Path, number: int) -> Path:
+    end = path.suffix if number == 1 else f"_{number}{path.suffix}"
+    return path.with_name(shortened(path.stem, end))
 
 
 def same(image: Path | Packed, place: Path) -> bool:

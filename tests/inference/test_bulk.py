@@ -176,6 +176,68 @@ def test_parquet_with_images(make_run: MakeRun, shapes: Path, tmp_path: Path) ->
     assert [row["label"] for row in rows] == [*wanted[:2], None, *wanted[3:]]
 
 
+def test_large_row_groups_are_cut(tmp_path: Path) -> None:
+    """pyarrow and pandas write a million rows as one group."""
+    import pyarrow
+
+    values = [bytes([i % 256]) * 1000 for i in range(300)]
+    values[7] = None
+    for size in (1000, 130):
+        file = tmp_path / f"{size}.parquet"
+        parquet.write_table(pyarrow.table({"id": range(300), "image": values}), file, row_group_size=size)
+        found = [open_part(part)[0] for part in cut([file], part_bytes=50_000)]
+        assert all(len(images) <= 50 for images in found)
+        assert [value for images in found for value in images.contents] == values
+        assert [images.key(i) for images in found for i in range(len(images))] == [f"{file}/{i}" for i in range(300)]
+
+
+def test_a_piece_of_a_row_group_takes_little_memory(tmp_path: Path) -> None:
+    import pyarrow
+
+    file = tmp_path / "images.parquet"
+    table = pyarrow.table({"image": [os.urandom(1 << 20) for _ in range(64)]})
+    parquet.write_table(table, file, compression="none", write_batch_size=1)
+    code = """if True:
+        import sys, pyarrow
+        from pathlib import Path
+        from finessl.inference.bulk.parts import cut, open_part
+        print(sum(len(open_part(part)[0]) for part in cut([Path(sys.argv[1])], part_bytes=8 << 20)))
+        print(pyarrow.default_memory_pool().max_memory())
+    """
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    rows, most = map(int, done.stdout.split())
+    assert rows == 64 and most < 24 << 20
+
+
+def test_a_folder_of_everything(shards: Path, shapes: Path, tmp_path: Path) -> None:
+    """Tar files anywhere below a folder, and its images too."""
+    (tmp_path / "more").mkdir()
+    names = ("b/10.tar", "b/9.TAR", "a.tar", ".a.tar")
+    (tmp_path / "b").mkdir()
+    for name in names:
+        shutil.copy(shards / "0000.tar", tmp_path / name)
+    shutil.copy(next((shapes / "test" / "down").iterdir()), tmp_path / "b" / "photo.png")
+    (tmp_path / "b" / "photo.cr2").write_bytes(b"raw")
+    found = cut([tmp_path])
+    assert [(part.kind, part.source) for part in found] == [
+        *(("tar", str(tmp_path / name)) for name in ("a.tar", "b/9.TAR", "b/10.tar")),
+        ("files", str(tmp_path)), ("unread", str(tmp_path)),
+    ]  # fmt: skip
+    assert [path for path, _ in found[3].items] == [str(tmp_path / "b" / "photo.png")]
+
+
+def test_class_names_that_are_no_text(make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(make_run(), tmp_path / "run"))
+    file = run / "classifier" / "classifier.json"
+    description = {**json.loads(file.read_text(encoding="utf-8")), "classes": ["a\udcff", "b\udcff", "c\udcff"]}
+    file.write_text(json.dumps(description))
+    results = Results(table="json", sort_into=tmp_path / "sorted")
+    totals = predict_bulk(run, [shards], tmp_path / "out", device="cpu", jobs=1, results=results)
+    assert totals.added == 24
+    listed = json.loads((tmp_path / "out" / "all.json").read_text())
+    assert {row["label"] for row in listed if row["label"]} <= {"a\\udcff", "b\\udcff", "c\\udcff"}
+
+
 def test_min_confidence_leaves_the_label_empty(make_run: MakeRun, shards: Path, tmp_path: Path) -> None:
     predict_bulk(make_run(), [shards / "0000.tar"], tmp_path / "out", min_confidence=1.0, device="cpu", jobs=1)
     rows = parquet.read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
@@ -438,4 +500,4 @@ def test_text_in_the_image_column_names_no_file(shapes: Path, tmp_path: Path) ->
     file = next((shapes / "test" / "across").iterdir())
     parquet.write_table(pyarrow.table({"image": ["", str(file)]}), tmp_path / "images.parquet")
     with pytest.raises(FinesslError, match="should hold the bytes"):
-        parts.row_group(tmp_path / "images.parquet", 0)
+        parts.read_rows(tmp_path / "images.parquet", 0, 2)

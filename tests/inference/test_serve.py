@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -119,6 +122,21 @@ def test_token(classifier: finessl.Classifier) -> None:
         assert client.get("/model", headers={"authorization": "Bearer secret"}).status_code == 200
 
 
+def test_token_in_any_alphabet(classifier: finessl.Classifier) -> None:
+    with TestClient(Service(classifier, Limits(), token="schlüssel 鍵").app(), base_url=URL) as client:
+        for token, status in ((b"schl\xfcssel", 401), ("schlüssel 鍵".encode(), 200)):
+            assert client.get("/model", headers={b"Authorization": b"Bearer " + token}).status_code == status
+
+
+def test_class_names_that_are_no_text(classifier: finessl.Classifier, files: list[Path]) -> None:
+    odd = ["\udcff", "日本", '"\n']
+    named = finessl.Classifier(classifier.network, {**classifier.description, "classes": odd}, classifier.device)
+    with TestClient(Service(named, Limits()).app(), base_url=URL) as client:
+        assert client.get("/model").json()["classes"] == odd and "日本" in client.get("/model").text
+        found = client.post("/predict?top=3", content=files[0].read_bytes()).json()["predictions"][0]
+        assert {entry["label"] for entry in found["top"]} == set(odd)
+
+
 def test_concurrent_requests_share_batches() -> None:
     sizes: list[int] = []
 
@@ -195,19 +213,11 @@ def test_bench_counts_requests_and_overhead(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     @contextmanager
-    def server_of_this_process(*_: object) -> Iterator[tuple[int, int]]:
-        listener = bind("127.0.0.1", 0)
-        server = uvicorn.Server(uvicorn.Config(Service(classifier, Limits()).app(), log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield os.getpid(), listener.getsockname()[1]
-        server.should_exit = True
-        thread.join()
+    def running_server(*_: object) -> Iterator[tuple[int, int]]:
+        with server_of_this_process(Service(classifier, Limits())) as port:
+            yield os.getpid(), port
 
-    uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
-    monkeypatch.setattr(bench_serve, "running_server", server_of_this_process)
+    monkeypatch.setattr(bench_serve, "running_server", running_server)
     words = ["--clients", "4", "--requests", "12", "--repeats", "1", "--device", "cpu"]
     app(["bench", "serve", str(make_run()), *words, "--json"], standalone_mode=False)
     found = json.loads(capsys.readouterr().out)
@@ -216,25 +226,110 @@ def test_bench_counts_requests_and_overhead(
     assert found["overhead"] == pytest.approx(found["bare"] / found["server"] - 1)
 
 
-@pytest.mark.slow
-def test_real_server(make_run: MakeRun, classifier: finessl.Classifier, files: list[Path]) -> None:
-    command = [sys.executable, "-m", "finessl", "serve", str(make_run()), "--port", "0", "--device", "cpu"]
+@contextmanager
+def real_server(run: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """(process, URL) of `finessl serve`."""
+    command = [sys.executable, "-m", "finessl", "serve", str(run), "--port", "0", "--device", "cpu", *options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        assert server.stdout is not None
+        assert server.stdout is not None and server.stderr is not None
         url = server.stdout.readline().split("/predict")[0]
-        assert url.startswith("http://127.0.0.1:"), server.stderr.read() if server.stderr else ""
+        assert url.startswith("http://127.0.0.1:"), server.stderr.read()
+        yield server, url
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.slow
+def test_real_server(make_run: MakeRun, classifier: finessl.Classifier, files: list[Path]) -> None:
+    with real_server(make_run()) as (server, url):
         with httpx.Client(base_url=url, timeout=30) as client, ThreadPoolExecutor(8) as pool:
             assert client.get("/health").status_code == 200
             answers = list(pool.map(lambda f: client.post("/predict", content=f.read_bytes()).json(), files * 10))
             assert client.post("/predict", content=b"hello").status_code == 400
         assert [a["predictions"][0]["label"] for a in answers] == classifier.predict(files) * 10
         server.send_signal(signal.SIGINT)
-        assert server.wait(20) in (0, 130)
+        assert server.wait(20) == 0
+
+
+def half_a_request(url: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+    connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\nhalf")
+    return connection
+
+
+@pytest.mark.slow
+def test_an_onnx_export_is_served(
+    make_run: MakeRun, classifier: finessl.Classifier, files: list[Path], tmp_path: Path
+) -> None:
+    """Clients that leave in the middle of a request are no matter, nor is one that never ends its own."""
+    pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
+    app(["export", str(make_run()), "--out", str(tmp_path / "onnx")], standalone_mode=False)
+    with real_server(tmp_path / "onnx") as (server, url):
+        for _ in range(3):
+            half_a_request(url).close()
+        with httpx.Client(base_url=url, timeout=30) as client:
+            answer = client.post("/predict", files=form(files)).json()
+        assert [row["label"] for row in answer["predictions"]] == classifier.predict(files)
+        unfinished = half_a_request(url)
+        time.sleep(0.5)
+        server.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert server.poll() is None, "it waits for the rest of the request"
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        unfinished.close()
+        assert server.stderr is not None and server.stderr.read() == ""
+
+
+@contextmanager
+def server_of_this_process(service: Service) -> Iterator[int]:
+    """Its port."""
+    uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+    listener = bind("127.0.0.1", 0)
+    config = uvicorn.Config(service.app(), log_level="error", timeout_graceful_shutdown=service.limits.grace)
+    server = uvicorn.Server(config)
+    service.connections = server.server_state.connections
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield listener.getsockname()[1]
     finally:
-        server.kill()
-        server.wait()
+        server.should_exit = True
+        thread.join()
+
+
+def test_slow_clients(classifier: finessl.Classifier, files: list[Path]) -> None:
+    """Half a header, half a body: both end. A connection that goes on to send requests is kept."""
+    service = Service(classifier, Limits(seconds=0.5))
+    with server_of_this_process(service) as port:
+        silent = socket.create_connection(("127.0.0.1", port), timeout=30)
+        silent.sendall(b"POST /predict HTTP/1.1\r\nHost: lo")
+        half = half_a_request(f":{port}")
+        half.settimeout(30)
+        busy = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        busy.connect()
+        first = busy.sock
+        for _ in range(300):
+            busy.request("POST", "/predict", files[0].read_bytes())
+            assert busy.getresponse().read().startswith(b'{"predictions"')
+            if select.select([silent], [], [], 0.1)[0]:
+                break
+        assert silent.recv(100) == b"", "it is closed"
+        assert half.recv(100).startswith(b"HTTP/1.1 408 ") and busy.sock is first
+
+
+def test_a_stopping_server_answers_what_waits(classifier: finessl.Classifier) -> None:
+    service = Service(classifier, Limits(grace=1))
+    with server_of_this_process(service) as port:
+        half = half_a_request(f":{port}")
+        time.sleep(0.2)
+    half.settimeout(30)
+    assert half.recv(100).startswith(b"HTTP/1.1 503 ")
 
 
 def test_work_of_other_threads_is_done_in_this_one() -> None:

@@ -5,7 +5,7 @@ DIR/part-00000.parquet …    path, label, confidence, …, error (why an image 
 DIR/skipped.csv             source, image, reason of all images that could not be read
 DIR/all.csv …               all parts in one table, where asked for
 
-A part is a piece of a tar shard, a row group of a Parquet file with images, or some thousand files. It is computed by one
+A part is a piece of a tar shard or of a Parquet file with images, or some thousand files. It is computed by one
 process with one thread, so that its content does not depend on the number of processes, and its file appears when it
 is complete: the same command again computes the parts that are missing or damaged.
 
@@ -31,7 +31,7 @@ from finessl.inference.bulk.engines import KEPT, run_local, run_ray
 from finessl.inference.bulk.finish import Totals, all_columns, all_embeddings, all_images, all_rows, complete
 from finessl.inference.bulk.folder import alone, check_part, open_folder, part_file
 from finessl.inference.bulk.parts import PART_BYTES, Part, cut
-from finessl.inference.bulk.worker import Settings
+from finessl.inference.bulk.worker import Settings, text
 from finessl.inference.classifier import load, usual_precision
 from finessl.inference.output import write_embeddings, write_rows
 from finessl.inference.sorting import sort_into
@@ -80,7 +80,7 @@ def predict_bulk(
     `finessl compare`), where the run, the inputs and `out` must have the same paths.
     """
     results = results or Results()
-    check(engine, results)
+    check(engine, address, results)
     target = resolve_device(device)
     classifier = load(run, weights=weights, device="cpu")  # refuses a run that is not finished, before any work
     workers = jobs or (torch.cuda.device_count() if target.type == "cuda" else usable_cores())
@@ -108,11 +108,12 @@ def predict_bulk(
         if results.embeddings:
             write_embeddings(results.embeddings, all_embeddings(out, len(parts)))
         if results.sort_into:
-            totals.added = sort_into(results.sort_into, all_images(out, parts), classifier.classes, link=results.link)
+            classes = [text(name) for name in classifier.classes]
+            totals.added = sort_into(results.sort_into, all_images(out, parts), classes, link=results.link)
     return totals
 
 
-def check(engine: str, results: Results) -> None:
+def check(engine: str, address: str | None, results: Results) -> None:
     """Refuse what cannot be done, before any work."""
     try:
         import pyarrow.parquet  # noqa: F401
@@ -120,6 +121,8 @@ def check(engine: str, results: Results) -> None:
         raise FinesslError("predictions in parts are Parquet files: pip install 'finessl[tables]'.") from error
     if engine not in ENGINES:
         raise FinesslError(f"--engine {engine}: choose {' or '.join(ENGINES)}.")
+    if address is not None and engine != "ray":
+        raise FinesslError("--address is that of a Ray cluster; add --engine ray.")
     if results.table not in (None, *TABLES):
         raise FinesslError(f"--table {results.table}: choose {', '.join(TABLES)}.")
     if results.excel and results.table != "csv":

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +18,12 @@ from finessl.data.images import FileImages
 from finessl.data.path_table import PathTable
 from finessl.data.shards import ShardImages, read_shard
 from finessl.errors import FinesslError
-from finessl.inference.predict import find_files
+from finessl.inference.predict import find_files, image_files
 from finessl.inference.sorting import Packed
 
 PART_FILES = 4096  # images of a part made of files
-PART_BYTES = 256 << 20  # of a tar file; a larger one is cut into pieces
+PART_BYTES = 256 << 20  # of a tar file or of a row group; a larger one is cut into pieces
+READ_ROWS = 8  # rows of a Parquet file that are read at once
 
 
 @dataclass(frozen=True)
@@ -28,13 +32,14 @@ class Part:
 
     kind: str  # tar, parquet, files, unread
     source: str  # the file, or where the files were found
-    piece: int = 0  # of `pieces` equal ones of a tar file; the row group of a Parquet file
+    piece: int = 0  # of `pieces` equal ones of a tar file
     pieces: int = 1
+    rows: tuple[int, int] = (0, 0)  # of a Parquet file: the first, and the one after the last
     items: tuple[tuple[str, str], ...] = ()  # files: (path, ""); unread: (path, reason)
 
 
 class BytesImages:
-    """Encoded images in memory: those of a Parquet file's row group."""
+    """Encoded images in memory: those of some rows of a Parquet file."""
 
     def __init__(self, names: list[str], contents: list[bytes | None]) -> None:
         self.names, self.contents = names, contents
@@ -59,43 +64,64 @@ PartImages = FileImages | ShardImages | BytesImages
 
 
 def cut(inputs: Sequence[Path], part_bytes: int = PART_BYTES) -> list[Part]:
-    """The inputs as parts, in their order. `part_bytes`: of a tar file."""
+    """The inputs as parts, in their order. `part_bytes`: of a tar file or of a row group."""
     parts: list[Part] = []
     for path in inputs:
-        if shards := shards_of(path):
-            for shard in shards:
-                pieces = max(math.ceil(shard.stat().st_size / part_bytes), 1)
-                parts += [Part("tar", str(shard), piece, pieces) for piece in range(pieces)]
-        elif groups := image_groups(path):
-            parts += [Part("parquet", str(path), group, groups) for group in range(groups)]
-        else:
-            files, unread = find_files([path])
-            for start in range(0, len(files), PART_FILES):
-                chunk = tuple((str(file), "") for file in files[start : start + PART_FILES])
-                parts.append(Part("files", str(path), items=chunk))
-            if unread:
-                parts.append(Part("unread", str(path), items=tuple(unread)))
+        shards = shards_of(path)
+        for shard in shards:
+            pieces = max(math.ceil(shard.stat().st_size / part_bytes), 1)
+            parts += [Part("tar", str(shard), piece, pieces) for piece in range(pieces)]
+        if ranges := image_rows(path, part_bytes):
+            parts += [Part("parquet", str(path), rows=rows) for rows in ranges]
+        elif path.is_dir() or not shards:
+            parts += file_parts(path, also=bool(shards))
     return parts
 
 
+def file_parts(path: Path, also: bool) -> list[Part]:
+    """Image files that are named, in a folder or in a list. also: there are shards too, so none is no error."""
+    unread: list[tuple[str, str]] = []
+    if also:
+        files = image_files(path, unread)
+    else:
+        files, unread = find_files([path])
+    chunks = [files[start : start + PART_FILES] for start in range(0, len(files), PART_FILES)]
+    parts = [Part("files", str(path), items=tuple((str(file), "") for file in chunk)) for chunk in chunks]
+    return [*parts, Part("unread", str(path), items=tuple(unread))] if unread else parts
+
+
 def shards_of(path: Path) -> list[Path]:
-    """The tar file itself, or the tar files of a folder."""
-    if path.is_dir():
-        return sorted(path.glob("*.tar"), key=lambda file: natural(file.name))
-    return [path] if path.suffix.lower() == ".tar" and path.is_file() else []
+    """The tar file itself, or the tar files in a folder and below it."""
+    if not path.is_dir():
+        return [path] if path.suffix.lower() == ".tar" and path.is_file() else []
+    found = (Path(top) / name for top, _, names in os.walk(path) for name in names if not name.startswith("."))
+    return sorted((file for file in found if file.suffix.lower() == ".tar"), key=lambda file: natural(str(file)))
 
 
-def image_groups(path: Path) -> int:
-    """Row groups of a Parquet file that holds images in a column `image`; 0 for anything else."""
+def image_rows(path: Path, part_bytes: int) -> list[tuple[int, int]]:
+    """Ranges of rows of a Parquet file that holds images in a column `image`: its row groups, and pieces of those that are
+    larger than `part_bytes`. None for anything else."""
     if path.suffix.lower() not in (".parquet", ".pq") or not path.is_file():
-        return 0
+        return []
     from pyarrow import ArrowException, parquet
 
+    ranges: list[tuple[int, int]] = []
     try:
         with parquet.ParquetFile(path) as file:
-            return file.num_row_groups if "image" in file.schema_arrow.names else 0
+            if "image" not in file.schema_arrow.names:
+                return []
+            first = 0
+            for number in range(file.num_row_groups):
+                group = file.metadata.row_group(number)
+                columns = [group.column(k) for k in range(group.num_columns)]
+                size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] == "image")
+                pieces = max(math.ceil(size / part_bytes), 1)
+                bounds = [first + group.num_rows * k // pieces for k in range(pieces + 1)]
+                ranges += pairwise(bounds)
+                first += group.num_rows
     except (OSError, ArrowException) as error:
         raise FinesslError(f"{path} cannot be read as a Parquet file: {error}") from error
+    return ranges
 
 
 def open_part(part: Part) -> tuple[PartImages, list[tuple[str, str]]]:
@@ -106,7 +132,7 @@ def open_part(part: Part) -> tuple[PartImages, list[tuple[str, str]]]:
     if part.kind == "unread":
         return FileImages(Path(), PathTable.of([], [])), list(part.items)
     if part.kind == "parquet":
-        return row_group(Path(part.source), part.piece), []
+        return read_rows(Path(part.source), *part.rows), []
     path = Path(part.source)
     shard = read_shard(path)
     bounds = [len(shard.names) * k // part.pieces for k in (part.piece, part.piece + 1)]
@@ -118,14 +144,22 @@ def open_part(part: Part) -> tuple[PartImages, list[tuple[str, str]]]:
     return ShardImages(path.parent, [path.name], which, np.array(shard.starts[chosen], np.int64), table), unread
 
 
-def row_group(path: Path, group: int) -> BytesImages:
-    """Images of a column `image`: bytes, or as Hugging Face stores them a struct with `bytes`."""
+def read_rows(path: Path, first: int, end: int) -> BytesImages:
+    """Images of rows of a column `image`: bytes, or as Hugging Face stores them a struct with `bytes`."""
     from pyarrow import ArrowException, parquet
 
+    values: list[Any] = []
     try:
-        with parquet.ParquetFile(path) as file:
-            first = sum(file.metadata.row_group(k).num_rows for k in range(group))
-            values = file.read_row_group(group, columns=["image"])["image"].to_pylist()
+        with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:  # not a whole row group at once
+            sizes = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
+            starts = list(accumulate(sizes, initial=0))
+            groups = [k for k, size in enumerate(sizes) if starts[k] < end and starts[k] + size > first]
+            row = starts[groups[0]] if groups else 0
+            for batch in file.iter_batches(READ_ROWS, groups, ["image"]):
+                values += batch["image"][max(first - row, 0) : max(end - row, 0)].to_pylist()
+                row += len(batch)
+                if row >= end:
+                    break
     except (OSError, ArrowException) as error:
         raise FinesslError(f"{path} cannot be read as a Parquet file: {error}") from error
     contents = [value.get("bytes") if isinstance(value, dict) else value for value in values]

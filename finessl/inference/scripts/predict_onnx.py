@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 from PIL import Image, ImageOps
-
 session = ort.InferenceSession(Path(__file__).with_name("model.onnx"), providers=ort.get_available_providers())
 size = (about := json.loads(session.get_modelmeta().custom_metadata_map["finessl"]))["image_size"]
 
@@ -26,5 +25,6 @@ def predict(paths):  # probabilities [n, classes], logits [n, classes], embeddin
     return session.run(None, {"images": np.stack([read(path) for path in paths])})
 
 for path in sys.argv[1:] if __name__ == "__main__" else []:
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a name may hold bytes that are no text
     probabilities = predict([path])[0][0]
     print(path, about["classes"][probabilities.argmax()], f"{probabilities.max():.4f}", sep="\t")

@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-
 model = torch.export.load(Path(__file__).with_name("model.pt2"), extra_files=(extra := {"finessl.json": ""})).module()
 size = (about := json.loads(extra["finessl.json"]))["image_size"]
 
@@ -26,5 +25,6 @@ def predict(paths):  # probabilities [n, classes], logits [n, classes], embeddin
     return [output.detach().numpy() for output in model(torch.from_numpy(np.stack([read(path) for path in paths])))]
 
 for path in sys.argv[1:] if __name__ == "__main__" else []:
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a name may hold bytes that are no text
     probabilities = predict([path])[0][0]
     print(path, about["classes"][probabilities.argmax()], f"{probabilities.max():.4f}", sep="\t")
