@@ -31,7 +31,7 @@ from finessl.studio.security import Access, Guard, TooLarge
 from finessl.studio.session import Studio
 
 STATIC = Path(__file__).parent / "static"
-MOST_ITEMS, MOST_QUEUE, MOST_LABELS = 1000, 20, 100_000  # per request
+MOST_ITEMS, MOST_QUEUE, MOST_LABELS, MOST_THUMBNAILS = 1000, 20, 100_000, 200  # per request
 SWITCH = 0.001  # seconds that a thread which computes may hold up the one that answers requests
 TICK, HEARTBEAT = 0.25, 15.0  # seconds: between two looks for changes; between two signs of life
 FOREVER = "private, max-age=31536000, immutable"
@@ -49,6 +49,7 @@ class Server:
             Route("/", self.index),
             Mount("/static", StaticFiles(directory=STATIC), name="static"),
             Route("/thumb/{image:int}", self.thumbnail),
+            Route("/thumbs", self.thumbnails),
             Route("/image/{image:int}", self.image),
             Route("/api/events", self.events),
             Route("/api/state", read(lambda s, q: s.state())),
@@ -100,6 +101,13 @@ class Server:
 
     async def thumbnail(self, request: Request) -> Response:
         return await self.picture(request, self.studio.thumbnails.get, self.studio.thumbnails.packed)
+
+    async def thumbnails(self, request: Request) -> Response:
+        """A screen of thumbnails in one answer: a request for each takes the browser longer than all the rest."""
+        studio = self.studio
+        images = [studio.image_id(i) for i in numbers(request.query_params, "images", MOST_THUMBNAILS)]
+        content = await run_in_threadpool(studio.thumbnails.many, images)
+        return Response(content, media_type="application/octet-stream")
 
     async def image(self, request: Request) -> Response:
         return await self.picture(request, self.studio.thumbnails.large)
@@ -170,11 +178,15 @@ def share(query: Any, name: str, default: float) -> float:
     return value
 
 
+def numbers(query: Any, name: str, most: int) -> list[int]:
+    given = [text for part in query.getlist(name) for text in part.split(",") if text]
+    if len(given) > most or not all(text.isdecimal() and len(text) < 10 for text in given):
+        raise FinesslError(f"{name} should be at most {most:,} image numbers.")
+    return list(map(int, given))
+
+
 def get_queue(studio: Studio, query: Any) -> Any:
-    given = [text for part in query.getlist("after") for text in part.split(",") if text]
-    if len(given) > MOST_ITEMS or not all(text.isdecimal() and len(text) < 10 for text in given):
-        raise FinesslError(f"after should be at most {MOST_ITEMS:,} image numbers.")
-    return studio.queue(whole(query, "n", 4, MOST_QUEUE), set(map(int, given)))
+    return studio.queue(whole(query, "n", 4, MOST_QUEUE), set(numbers(query, "after", MOST_ITEMS)))
 
 
 def get_grid(studio: Studio, query: Any) -> Any:

@@ -23,6 +23,10 @@ with contextlib.suppress(ImportError):  # the fixture `browser` says what to do
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 CLASSES = ("frog", "ship", "truck")
 EACH, LABELED = 16, 4  # images of each class; of which labeled
+LOADED = """(source) => {
+  const images = [...document.querySelectorAll('.cell img')];
+  return images.length > 20 && images.every((image) => image.naturalWidth && image.alt && image.src.includes(source));
+}"""
 SCREENS = ("Start", "Label", "Sort", "Train", "Review", "Audit", "Export")
 
 
@@ -96,6 +100,25 @@ def test_sort_by_mouse(opened: Any) -> None:
     expect(page.locator("dialog img.large")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator("dialog")).to_be_hidden()
+
+
+def test_a_wall_comes_in_few_requests(opened: Any) -> None:
+    """Its thumbnails are packed in one answer; those that are not made yet come one by one."""
+    page, asked = opened, []
+    page.on("request", lambda request: asked.append(request.url))
+
+    def open_wall(source: str) -> None:
+        go(page, "Train")
+        asked.clear()
+        go(page, "Sort")
+        page.keyboard.press("0")
+        expect(page.locator("h1")).to_contain_text("All images")
+        page.wait_for_function(LOADED, arg=source)
+
+    open_wall("blob:")
+    assert sum("/thumbs?" in url for url in asked) <= 4  # two walls: what is in view, and the rest
+    page.route("**/thumbs?*", lambda route: route.fulfill(body=bytes(4 * (route.request.url.count(",") + 1))))
+    open_wall("/thumb/")
 
 
 def test_search_and_filters(opened: Any, server: Running) -> None:

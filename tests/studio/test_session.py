@@ -188,6 +188,23 @@ def test_thumbnails_are_packed_and_read_again(photos, open_studio, tmp_path):
     assert client.http.get(f"/thumb/{wide}").content == content
 
 
+def test_many_thumbnails_in_one_answer(client, monkeypatch):
+    """Lengths, then JPEGs, in the order asked for; length 0 where there is none yet, or where it would be too much."""
+
+    def ask(*images: int) -> list[bytes]:
+        answer = client.http.get(f"/thumbs?images={','.join(map(str, images))}")
+        assert answer.headers["cache-control"] == "no-store"
+        lengths = np.frombuffer(answer.content, "<u4", len(images))
+        parts = np.split(np.frombuffer(answer.content, np.uint8, offset=4 * len(images)), np.cumsum(lengths))
+        assert not len(parts.pop())
+        return [part.tobytes() for part in parts]
+
+    made = {i: client.http.get(f"/thumb/{i}").content for i in (7, 3)}
+    assert ask(7, 5, 3) == [made[7], b"", made[3]] and ask() == []
+    monkeypatch.setattr("finessl.studio.thumbnails.LARGEST_ANSWER", len(made[7]) + len(made[3]) - 1)
+    assert ask(7, 3) == [made[7], b""]
+
+
 def test_export_of_labels_round_trip(learned, photos):
     learned.label(44, None)
     found = learned.post("/api/export", {"what": "csv"})

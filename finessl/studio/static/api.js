@@ -16,8 +16,9 @@ export class Unreachable extends Error {}
 /**
  * @param {string} path
  * @param {RequestInit} [options]
+ * @param {(response: Response) => Promise<any>} [read] the content of a good answer
  */
-async function request(path, options = {}) {
+async function request(path, options = {}, read = (response) => response.json()) {
   let response;
   try {
     response = await fetch(path, { credentials: "same-origin", ...options });
@@ -26,7 +27,7 @@ async function request(path, options = {}) {
     update({ connection: "lost" });
     throw new Unreachable("The studio does not answer.");
   }
-  const answer = await response.json().catch(() => null);
+  const answer = await (response.ok ? read(response) : response.json()).catch(() => null);
   if (response.status === 401) update({ connection: "denied" });
   if (!response.ok) throw new Refused(answer?.error ?? `The studio answered with status ${response.status}.`, response.status);
   if (store.connection === "lost") update({ connection: "live" });
@@ -43,6 +44,9 @@ export function get(path, params = {}, signal) {
   const query = new URLSearchParams(entries.map(([name, value]) => [name, String(value)]));
   return request(entries.length ? `${path}?${query}` : path, { signal });
 }
+
+/** @param {string} path @returns {Promise<ArrayBuffer>} */
+export const getBytes = (path) => request(path, {}, (response) => response.arrayBuffer());
 
 /** @param {string} path @param {object} body */
 export const post = (path, body) =>
