@@ -1,7 +1,7 @@
 // The frame: navigation, the figure at the top right, notices, keys.
 import { get, listen } from "./api.js";
 import * as dialog from "./dialog.js";
-import { count, empty, h, percent, plural, replace } from "./dom.js";
+import { empty, h, percent, plural, renew, replace } from "./dom.js";
 import { handleKeys } from "./keys.js";
 import { store, subscribe, update } from "./state.js";
 import { audit } from "./audit.js";
@@ -50,13 +50,13 @@ function drawNavigation() {
 function drawStatus() {
   const { state, unsaved } = store;
   if (!state) return;
-  $("project").textContent = state.project.name;
-  $("labels").textContent = plural(state.labels, "label") + (unsaved > 1 ? ` · ${unsaved} being saved` : "");
+  renew($("project"), state.project.name);
+  renew($("labels"), plural(state.labels, "label") + (unsaved > 1 ? ` · ${unsaved} being saved` : ""));
   const { kind, value, low, high } = state.accuracy;
   const button = $("accuracy");
   button.hidden = kind === null;
   if (kind === null) return;
-  replace(button, h("b", {}, percent(value)), h("span", {}, ` ± ${Math.round(50 * (high - low))}`), h("small", {}, kind));
+  renew(button, h("b", {}, percent(value)), h("span", {}, ` ± ${Math.round(50 * (high - low))}`), h("small", {}, kind));
   button.setAttribute("aria-label", `${kind} accuracy ${percent(value)}, between ${percent(low)} and ${percent(high)}. How was it measured?`);
 }
 

@@ -177,15 +177,15 @@ class LabelScreen {
     const item = this.current;
     this.stage.hidden = !item;
     this.message.hidden = Boolean(item);
+    this.unpainted = start === undefined ? undefined : item;
     if (!item) return this.drawEmpty();
     this.picture.show(item, this.queue.ahead.slice(1, AHEAD).map((one) => one.id), start);
-    const rest = () => {
-      if (this.current !== item) return;
-      this.drawEvidence(item);
-      this.panel.update();
-    };
-    if (start === undefined) rest();
-    else afterPaint(rest); // the image first
+    if (start === undefined) return this.update();
+    afterPaint(() => {
+      if (this.unpainted !== item) return;
+      this.unpainted = undefined;
+      this.update();
+    });
   }
 
   /** @param {Item} item */
@@ -213,9 +213,10 @@ class LabelScreen {
   }
 
   update() {
+    if (this.unpainted) return; // the image first
     this.panel.update();
     const { done, total } = /** @type {import("./state.js").State} */ (store.state).features;
-    replace(this.progress, done < total && `${count(done)} of ${count(total)} images are encoded; the order improves as they arrive.`);
+    renew(this.progress, done < total && `${count(done)} of ${count(total)} images are encoded; the order improves as they arrive.`);
     if (this.current) this.drawEvidence(this.current);
     else this.drawEmpty();
     if (!this.refreshing && store.state?.version !== this.version) void this.refresh();
