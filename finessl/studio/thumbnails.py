@@ -15,7 +15,7 @@ import os
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
@@ -32,7 +32,7 @@ from finessl.runtime.machine import usable_cores
 THUMBNAIL, LARGE = 256, 1600  # pixels of the longest side
 QUALITY = {THUMBNAIL: 80, LARGE: 88}
 RECENT = 64  # large images that are kept in memory
-LARGEST_ANSWER = 8 << 20  # bytes of many thumbnails
+LARGEST_ANSWER = 8 << 20  # bytes of thumbnails
 RECORD = np.dtype([("image", "<i4"), ("key", "V16"), ("start", "<i8"), ("length", "<i4"), ("crc", "<u4")])
 
 
@@ -108,15 +108,13 @@ class Thumbnails:
         content = os.pread(self.data.fileno(), int(self.length[i]), int(self.start[i]))
         return content if zlib.crc32(content) == self.crc[i] else None
 
-    def many(self, images: Sequence[int]) -> bytes:
-        """Lengths of the thumbnails as uint32, little-endian, then the thumbnails one after another. Those that are not
-        made yet, and those beyond `LARGEST_ANSWER`, have length 0."""
-        found, size = [], 0
+    def many(self, images: Iterable[int]) -> Iterator[bytes]:
+        """Thumbnails, empty where there is none yet, and beyond `LARGEST_ANSWER`."""
+        size = 0
         for i in images:
             content = self.packed(i) or b""
             size += len(content)
-            found.append(content if size <= LARGEST_ANSWER else b"")
-        return np.array([len(content) for content in found], "<u4").tobytes() + b"".join(found)
+            yield content if size <= LARGEST_ANSWER else b""
 
     def get(self, i: int) -> bytes:
         """The thumbnail of an image, made where there is none yet."""

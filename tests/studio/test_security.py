@@ -22,8 +22,8 @@ def stranger(client):
 @pytest.mark.parametrize(
     "path",
     [
-        "/api/state", "/api/events", "/api/queue", "/thumb/0", "/thumbs?images=0", "/image/0", "/static/app.js", "/nothing",
-        "/auth/",
+        "/api/state", "/api/events", "/api/queue", "/thumb/0", "/api/thumbnails?images=0", "/image/0", "/static/app.js",
+        "/nothing", "/auth/",
     ],
 )  # fmt: skip
 def test_without_the_cookie_nothing_is_shown(stranger, path):
@@ -90,7 +90,7 @@ def test_other_origins_are_refused(client, origin):
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 def test_pages_elsewhere_cannot_embed(client, site):
     headers = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
-    for path in ("/image/0", "/thumbs?images=0"):
+    for path in ("/image/0", "/api/thumbnails?images=0"):
         assert client.http.get(path, headers=headers).status_code == 403
     assert client.http.get("/api/state", headers=headers).status_code == 403
 
@@ -139,7 +139,7 @@ def test_headers_of_every_answer(client, stranger, path):
     for answer in (client.http.get(path), stranger.get(path)):
         policy = answer.headers["content-security-policy"]
         assert "default-src 'self'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
-        assert policy.count("blob:") == 1 and "img-src 'self' blob:;" in policy
+        assert policy.count("data:") == 1 and "img-src 'self' data:;" in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
@@ -149,15 +149,15 @@ def test_headers_of_every_answer(client, stranger, path):
 @pytest.mark.parametrize(
     "query",
     [
-        "api/queue?n=21", "api/queue?n=-1", "api/queue?n=x", "api/queue?after=x", "api/queue?after=" + ",".join(["1"] * 1001),
-        "api/grid?limit=1001", "api/grid?offset=-5", "api/grid?offset=99999999999", "api/grid?min=2", "api/grid?max=nan",
-        "api/grid?sort=x", "api/grid?label=x", "api/grid?class=77", "api/grid?source=x", "api/grid?q=" + "a" * 201,
-        "api/review?kind=x", "thumbs?images=0,45", "thumbs?images=-1", "thumbs?images=../x", "thumbs?images=9999999999",
-        "thumbs?images=" + ",".join(["0"] * 201), "thumbs?" + "&".join(["images=0"] * 201),
+        "queue?n=21", "queue?n=-1", "queue?n=x", "queue?after=x", "queue?after=" + ",".join(["1"] * 1001),
+        "grid?limit=1001", "grid?offset=-5", "grid?offset=99999999999", "grid?min=2", "grid?max=nan", "grid?sort=x",
+        "grid?label=x", "grid?class=77", "grid?source=x", "grid?q=" + "a" * 201, "review?kind=x",
+        "thumbnails?images=0,45", "thumbnails?images=-1", "thumbnails?images=../x", "thumbnails?images=9999999999",
+        "thumbnails?images=" + ",".join(["0"] * 201), "thumbnails?" + "&".join(["images=0"] * 201),
     ],
 )  # fmt: skip
 def test_limits_of_questions(client, query):
-    assert client.get(f"/{query}", status=400)["error"].endswith(".")
+    assert client.get(f"/api/{query}", status=400)["error"].endswith(".")
 
 
 @pytest.mark.parametrize(

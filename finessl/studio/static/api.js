@@ -16,9 +16,8 @@ export class Unreachable extends Error {}
 /**
  * @param {string} path
  * @param {RequestInit} [options]
- * @param {(response: Response) => Promise<any>} [read] the content of a good answer
  */
-async function request(path, options = {}, read = (response) => response.json()) {
+async function request(path, options = {}) {
   let response;
   try {
     response = await fetch(path, { credentials: "same-origin", ...options });
@@ -27,7 +26,7 @@ async function request(path, options = {}, read = (response) => response.json())
     update({ connection: "lost" });
     throw new Unreachable("The studio does not answer.");
   }
-  const answer = await (response.ok ? read(response) : response.json()).catch(() => null);
+  const answer = await response.json().catch(() => null);
   if (response.status === 401) update({ connection: "denied" });
   if (!response.ok) throw new Refused(answer?.error ?? `The studio answered with status ${response.status}.`, response.status);
   if (store.connection === "lost") update({ connection: "live" });
@@ -44,9 +43,6 @@ export function get(path, params = {}, signal) {
   const query = new URLSearchParams(entries.map(([name, value]) => [name, String(value)]));
   return request(entries.length ? `${path}?${query}` : path, { signal });
 }
-
-/** @param {string} path @returns {Promise<ArrayBuffer>} */
-export const getBytes = (path) => request(path, {}, (response) => response.arrayBuffer());
 
 /** @param {string} path @param {object} body */
 export const post = (path, body) =>
@@ -73,14 +69,16 @@ export function save(path, body, { repeat = true } = {}) {
   return result;
 }
 
+/** Whether the same request may succeed later: the server is away, or was started again. @param {unknown} error */
+export const transient = (error) => error instanceof Unreachable || (error instanceof Refused && (error.status === 401 || error.status >= 502));
+
 /** @param {string} path @param {object} body */
 async function insist(path, body) {
   for (let wait = 250; ; wait = Math.min(4000, 2 * wait)) {
     try {
       return await post(path, body);
     } catch (error) {
-      const transient = error instanceof Unreachable || (error instanceof Refused && (error.status === 401 || error.status >= 502));
-      if (!transient) throw error;
+      if (!transient(error)) throw error;
       await new Promise((resolve) => setTimeout(resolve, wait));
     }
   }

@@ -1,5 +1,5 @@
 // Thumbnails of a wall, a screen in one answer: a request for each of them takes more than twice as long.
-import { getBytes } from "./api.js";
+import { get, transient } from "./api.js";
 import { h } from "./dom.js";
 import { thumbnail } from "./state.js";
 
@@ -39,26 +39,16 @@ export class Thumbnails {
     for (const [image] of batch) this.waiting.delete(image);
     this.requests++;
     try {
-      show(batch, await getBytes(`/thumbs?images=${batch.map(([, { id }]) => id).join(",")}`));
-    } catch {
+      const { jpegs } = await get("/api/thumbnails", { images: batch.map(([, { id }]) => id).join(",") });
+      batch.forEach(([image, { id, name }], k) => {
+        image.alt = name; // not before: without a source, it would be shown
+        image.src = jpegs[k] ? `data:image/jpeg;base64,${jpegs[k]}` : thumbnail(id); // where it is not made yet
+      });
+    } catch (error) {
       await new Promise((resolve) => setTimeout(resolve, RETRY)); // the notice says that the server is away
-      for (const [image, item] of batch) this.waiting.set(image, item);
+      if (transient(error)) for (const [image, item] of batch) this.waiting.set(image, item);
     }
     this.requests--;
     void this.load();
   }
-}
-
-/** @param {[HTMLImageElement, Item][]} batch @param {ArrayBuffer} content lengths, then JPEGs */
-function show(batch, content) {
-  const lengths = new Uint32Array(content, 0, batch.length);
-  let end = lengths.byteLength;
-  batch.forEach(([image, { id, name }], k) => {
-    const begin = end;
-    end += lengths[k];
-    const url = lengths[k] ? URL.createObjectURL(new Blob([content.slice(begin, end)], { type: "image/jpeg" })) : thumbnail(id); // 0: it is not made yet
-    image.onload = image.onerror = () => URL.revokeObjectURL(url);
-    image.alt = name; // not before: without a source, it would be shown
-    image.src = url;
-  });
 }
