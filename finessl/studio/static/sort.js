@@ -220,7 +220,7 @@ class SortScreen {
   async undo() {
     try {
       const { undone } = await save("/api/undo", {}, { repeat: false });
-      dialog.say(undone ? `Undone: ${plural(undone.images.length, "label")}.` : "Nothing to undo.");
+      dialog.sayUndone(undone);
       await this.reload();
     } catch (error) {
       dialog.complain(error);

@@ -41,6 +41,7 @@ export class Thumbnails {
     try {
       const { jpegs } = await get("/api/thumbnails", { images: batch.map(([, { id }]) => id).join(",") });
       batch.forEach(([image, { id, name }], k) => {
+        image.onerror = () => image.replaceWith(h("span", { class: "unreadable" }, "cannot be read"));
         image.alt = name; // not before: without a source, it would be shown
         image.src = jpegs[k] ? `data:image/jpeg;base64,${jpegs[k]}` : thumbnail(id); // where it is not made yet
       });
