@@ -36,7 +36,7 @@ test-browser: $(VENV)/.browser  ## run the studio's tests in Chromium: the syste
 $(VENV)/.browser: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[browser]'
 	@for name in $$PLAYWRIGHT_CHROMIUM chromium chromium-browser google-chrome; do command -v $$name && exit; done; \
-	  $(BIN)/python -m playwright install chromium || echo "Chromium cannot be fetched here; the tests say what to do."
+	  $(BIN)/python -m playwright install chromium || echo "Chromium cannot be fetched here. On Debian and Ubuntu: sudo apt-get install chromium"
 	touch $@
 
 fuzz: install  ## ten minutes of hostile input; FUZZ="--seed 1 --minutes 60 --only images" for more

@@ -15,7 +15,7 @@ import os
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
@@ -32,6 +32,7 @@ from finessl.runtime.machine import usable_cores
 THUMBNAIL, LARGE = 256, 1600  # pixels of the longest side
 QUALITY = {THUMBNAIL: 80, LARGE: 88}
 RECENT = 64  # large images that are kept in memory
+LARGEST_ANSWER = 8 << 20  # bytes of thumbnails
 RECORD = np.dtype([("image", "<i4"), ("key", "V16"), ("start", "<i8"), ("length", "<i4"), ("crc", "<u4")])
 
 
@@ -106,6 +107,14 @@ class Thumbnails:
             return None
         content = os.pread(self.data.fileno(), int(self.length[i]), int(self.start[i]))
         return content if zlib.crc32(content) == self.crc[i] else None
+
+    def many(self, images: Iterable[int]) -> Iterator[bytes]:
+        """Thumbnails, empty where there is none yet, and beyond `LARGEST_ANSWER`."""
+        size = 0
+        for i in images:
+            content = self.packed(i) or b""
+            size += len(content)
+            yield content if size <= LARGEST_ANSWER else b""
 
     def get(self, i: int) -> bytes:
         """The thumbnail of an image, made where there is none yet."""

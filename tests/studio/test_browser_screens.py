@@ -23,13 +23,17 @@ with contextlib.suppress(ImportError):  # the fixture `browser` says what to do
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 CLASSES = ("frog", "ship", "truck")
 EACH, LABELED = 16, 4  # images of each class; of which labeled
+LOADED = """(source) => {
+  const images = [...document.querySelectorAll('.cell img')];
+  return images.length > 20 && images.every((image) => image.naturalWidth && image.alt && image.src.includes(source));
+}"""
 SCREENS = ("Start", "Label", "Sort", "Train", "Review", "Audit", "Export")
 
 
 @pytest.fixture(scope="module")
 def server(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A studio with four labels of each class, whose suggestions are there."""
-    data = write_images(tmp_path_factory.mktemp("screens") / "photos", CLASSES, EACH)
+    data = write_images(tmp_path_factory.mktemp("screens") / "the photos", CLASSES, EACH)
     with studio(data) as running:
         for name in CLASSES:
             running.ask("/api/classes", {"add": name})
@@ -98,6 +102,30 @@ def test_sort_by_mouse(opened: Any) -> None:
     expect(page.locator("dialog")).to_be_hidden()
 
 
+def test_a_wall_comes_in_few_requests(opened: Any) -> None:
+    """Its thumbnails are packed in one answer; those that are not made yet come one by one."""
+    page, asked = opened, []
+    page.on("request", lambda request: asked.append(request.url))
+
+    def open_wall(source: str) -> None:
+        go(page, "Train")
+        asked.clear()
+        go(page, "Sort")
+        page.keyboard.press("0")
+        expect(page.locator("h1")).to_contain_text("All images")
+        page.wait_for_function(LOADED, arg=source)
+
+    open_wall("data:")
+    assert sum("/api/thumbnails?" in url for url in asked) <= 4  # two walls: what is in view, and the rest
+    page.route("**/api/thumbnails?*", lambda route: route.fulfill(json={"jpegs": [""] * 200}))
+    page.route("**/thumb/*", lambda route: route.fulfill(status=422, json={"error": "it is broken."}))
+    go(page, "Train")
+    go(page, "Sort")
+    expect(page.locator(".cell .unreadable").first).to_be_visible()
+    page.unroute("**/thumb/*")
+    open_wall("/thumb/")
+
+
 def test_search_and_filters(opened: Any, server: Running) -> None:
     page = opened
     go(page, "Sort")
@@ -137,6 +165,7 @@ def test_keys_of_label(opened: Any, server: Running) -> None:
     first = caption.inner_text()
     page.keyboard.press("z")
     expect(page.locator(".picture.zoomed")).to_be_visible()
+    assert page.evaluate("document.querySelector('.picture').scrollLeft") > 100  # the middle of the image
     page.keyboard.press("ArrowRight")
     expect(caption).not_to_have_text(first)
     page.keyboard.press("ArrowLeft")
@@ -154,6 +183,42 @@ def test_keys_of_label(opened: Any, server: Running) -> None:
     expect(page.locator("#labels")).to_have_text(f"{before} labels")
     expect(page.locator(".class-row.none .class-count")).to_have_text("0")
     expect(caption).to_have_text(first)
+
+
+def test_one_image_is_shown_while_others_are_prepared(opened: Any) -> None:
+    page = opened
+    go(page, "Label")
+    images = page.locator(".picture img")
+    expect(images).to_have_count(4)
+    expect(images.locator("visible=true")).to_have_count(1)
+
+
+def test_without_the_server_labels_wait(opened: Any, server: Running) -> None:
+    page, before = opened, count(server)
+    go(page, "Label")
+    expect(page.locator(".picture figcaption")).to_have_text(re.compile("-"))
+    page.context.set_offline(True)
+    page.keyboard.press("1")
+    expect(page.locator("#notice")).to_contain_text(re.compile("start it again with “finessl studio '/.*the photos'”"))
+    expect(page.locator("#notice")).to_contain_text("1 answer is kept in this page")
+    assert count(server) == before
+    page.context.set_offline(False)
+    expect(page.locator("#notice")).to_be_hidden()
+    expect(page.locator("#labels")).to_have_text(f"{before + 1} labels")
+    page.keyboard.press("u")
+    expect(page.locator("#labels")).to_have_text(f"{before} labels")
+
+
+def test_undo_says_what_it_takes_back(opened: Any) -> None:
+    """The last action, on whichever screen it was."""
+    page = opened
+    go(page, "Audit")
+    expect(page.locator(".picture figcaption")).to_have_text(re.compile("-"))
+    page.keyboard.press("1")
+    expect(page.locator(".audit-figure")).to_contain_text("answer so far")
+    go(page, "Label")
+    page.keyboard.press("u")
+    expect(page.locator(".toast")).to_have_text("Undone: an answer of the audit.")
 
 
 def test_two_tabs_agree(opened: Any, server: Running) -> None:
@@ -262,6 +327,7 @@ def test_phone(browser: Any, server: Running, scheme: str) -> None:
     go(page, "Label")  # without a keyboard
     page.locator(".class-row", has_text="frog").click()
     expect(page.locator("#labels")).to_have_text(f"{before + 1} labels")
+    expect(page.locator(".keycap").locator("visible=true")).to_have_count(0)
     page.get_by_role("button", name="undo").click()
     expect(page.locator("#labels")).to_have_text(f"{before} labels")
     context.close()

@@ -20,8 +20,12 @@ def stranger(client):
 
 
 @pytest.mark.parametrize(
-    "path", ["/api/state", "/api/events", "/api/queue", "/thumb/0", "/image/0", "/static/app.js", "/nothing", "/auth/"]
-)
+    "path",
+    [
+        "/api/state", "/api/events", "/api/queue", "/thumb/0", "/api/thumbnails?images=0", "/image/0", "/static/app.js",
+        "/nothing", "/auth/",
+    ],
+)  # fmt: skip
 def test_without_the_cookie_nothing_is_shown(stranger, path):
     answer = stranger.get(path)
     assert answer.status_code == 401 and "terminal" in answer.json()["error"]
@@ -86,7 +90,8 @@ def test_other_origins_are_refused(client, origin):
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 def test_pages_elsewhere_cannot_embed(client, site):
     headers = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
-    assert client.http.get("/image/0", headers=headers).status_code == 403
+    for path in ("/image/0", "/api/thumbnails?images=0"):
+        assert client.http.get(path, headers=headers).status_code == 403
     assert client.http.get("/api/state", headers=headers).status_code == 403
 
 
@@ -134,6 +139,7 @@ def test_headers_of_every_answer(client, stranger, path):
     for answer in (client.http.get(path), stranger.get(path)):
         policy = answer.headers["content-security-policy"]
         assert "default-src 'self'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert policy.count("data:") == 1 and "img-src 'self' data:;" in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
@@ -146,6 +152,8 @@ def test_headers_of_every_answer(client, stranger, path):
         "queue?n=21", "queue?n=-1", "queue?n=x", "queue?after=x", "queue?after=" + ",".join(["1"] * 1001),
         "grid?limit=1001", "grid?offset=-5", "grid?offset=99999999999", "grid?min=2", "grid?max=nan", "grid?sort=x",
         "grid?label=x", "grid?class=77", "grid?source=x", "grid?q=" + "a" * 201, "review?kind=x",
+        "thumbnails?images=0,45", "thumbnails?images=-1", "thumbnails?images=../x", "thumbnails?images=9999999999",
+        "thumbnails?images=" + ",".join(["0"] * 201), "thumbnails?" + "&".join(["images=0"] * 201),
     ],
 )  # fmt: skip
 def test_limits_of_questions(client, query):

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import shutil
+from base64 import b64decode
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +187,18 @@ def test_thumbnails_are_packed_and_read_again(photos, open_studio, tmp_path):
     with open(client.studio.thumbnails.folder / "data", "r+b") as file:  # a damaged pack is mended, not served
         file.write(b"damage" * 100)
     assert client.http.get(f"/thumb/{wide}").content == content
+
+
+def test_many_thumbnails_in_one_answer(client, monkeypatch):
+    """In the order asked for; empty where there is none yet, or where it would be too much."""
+
+    def ask(images: str) -> list[bytes]:
+        return [b64decode(jpeg) for jpeg in client.get(f"/api/thumbnails?images={images}")["jpegs"]]
+
+    made = {i: client.http.get(f"/thumb/{i}").content for i in (7, 3)}
+    assert ask("7,5,3") == [made[7], b"", made[3]] and ask("") == []
+    monkeypatch.setattr("finessl.studio.thumbnails.LARGEST_ANSWER", len(made[7]) + len(made[3]) - 1)
+    assert ask("7,3") == [made[7], b""]
 
 
 def test_export_of_labels_round_trip(learned, photos):

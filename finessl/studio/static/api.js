@@ -69,14 +69,16 @@ export function save(path, body, { repeat = true } = {}) {
   return result;
 }
 
+/** Whether the same request may succeed later: the server is away, or was started again. @param {unknown} error */
+export const transient = (error) => error instanceof Unreachable || (error instanceof Refused && (error.status === 401 || error.status >= 502));
+
 /** @param {string} path @param {object} body */
 async function insist(path, body) {
   for (let wait = 250; ; wait = Math.min(4000, 2 * wait)) {
     try {
       return await post(path, body);
     } catch (error) {
-      const transient = error instanceof Unreachable || (error instanceof Refused && (error.status === 401 || error.status >= 502));
-      if (!transient) throw error;
+      if (!transient(error)) throw error;
       await new Promise((resolve) => setTimeout(resolve, wait));
     }
   }

@@ -1,7 +1,7 @@
 // The frame: navigation, the figure at the top right, notices, keys.
 import { get, listen } from "./api.js";
 import * as dialog from "./dialog.js";
-import { count, empty, h, percent, plural, replace } from "./dom.js";
+import { empty, h, percent, plural, renew, replace } from "./dom.js";
 import { handleKeys } from "./keys.js";
 import { store, subscribe, update } from "./state.js";
 import { audit } from "./audit.js";
@@ -50,13 +50,13 @@ function drawNavigation() {
 function drawStatus() {
   const { state, unsaved } = store;
   if (!state) return;
-  $("project").textContent = state.project.name;
-  $("labels").textContent = plural(state.labels, "label") + (unsaved > 1 ? ` · ${unsaved} being saved` : "");
+  renew($("project"), state.project.name);
+  renew($("labels"), plural(state.labels, "label") + (unsaved > 1 ? ` · ${unsaved} being saved` : ""));
   const { kind, value, low, high } = state.accuracy;
   const button = $("accuracy");
   button.hidden = kind === null;
   if (kind === null) return;
-  replace(button, h("b", {}, percent(value)), h("span", {}, ` ± ${Math.round(50 * (high - low))}`), h("small", {}, kind));
+  renew(button, h("b", {}, percent(value)), h("span", {}, ` ± ${Math.round(50 * (high - low))}`), h("small", {}, kind));
   button.setAttribute("aria-label", `${kind} accuracy ${percent(value)}, between ${percent(low)} and ${percent(high)}. How was it measured?`);
 }
 
@@ -66,16 +66,18 @@ function explainAccuracy() {
     `${percent(value)}, ${kind}`,
     h("p", {}, `With 95 % confidence between ${percent(low)} and ${percent(high)}, from ${plural(n, kind === "audited" ? "audited image" : "label")}.`),
     h("p", {}, how),
-    kind !== "audited" && h("p", { class: "quiet" }, "Labeled images were chosen, not drawn at random: this figure can be off. An audit of random images is unbiased."),
     kind !== "audited" && h("a", { class: "button", href: "#audit", onclick: () => dialog.close() }, "Audit 20 images"),
   );
 }
+
+/** As a shell takes it. @param {string} path */
+const quoted = (path) => (/^[\w@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`);
 
 function drawNotice() {
   const { connection, unsaved, state } = store;
   const kept = unsaved ? ` ${plural(unsaved, "answer")} ${unsaved === 1 ? "is" : "are"} kept in this page until then: leave it open.` : "";
   const text = {
-    lost: `The studio does not answer. It reconnects by itself; if it was closed, start it again: finessl studio ${state?.project.data ?? "DATA"}.${kept}`,
+    lost: `The studio does not answer. It reconnects by itself; if it was closed, start it again with “finessl studio ${quoted(state?.project.data ?? "DATA")}”.${kept}`,
     denied: `This page is not signed in, perhaps because the studio was started again. Open the address that the terminal shows.${kept}`,
   }[/** @type {string} */ (connection)];
   $("notice").hidden = !text;

@@ -1,7 +1,7 @@
 // Audit: random images, the prediction hidden until you have answered. The figure grows sharper with each answer.
 import { get, save } from "./api.js";
 import { chip, ClassPanel } from "./classes.js";
-import { complain, say } from "./dialog.js";
+import { complain, sayUndone } from "./dialog.js";
 import { empty, h, keyline, percent, plural, replace } from "./dom.js";
 import { isLetter } from "./keys.js";
 import { Picture } from "./picture.js";
@@ -83,7 +83,7 @@ class AuditScreen {
   async undo() {
     try {
       const { undone } = await save("/api/undo", {}, { repeat: false });
-      if (!undone) say("Nothing to undo.");
+      sayUndone(undone);
       this.before = this.before.filter(({ id }) => !undone?.images.includes(id));
       await this.open();
     } catch (error) {

@@ -1,5 +1,5 @@
 // The one dialog and the one line of feedback.
-import { h, keycap, replace } from "./dom.js";
+import { h, keycap, plural, replace } from "./dom.js";
 
 const dialog = /** @type {HTMLDialogElement} */ (document.getElementById("dialog"));
 const toast = /** @type {HTMLElement} */ (document.getElementById("toast"));
@@ -29,6 +29,13 @@ export function say(text, kind = "note") {
   toast.hidden = false;
   clearTimeout(timer);
   timer = setTimeout(() => (toast.hidden = true), kind === "problem" ? 8000 : 3200);
+}
+
+/** U takes back the last action, which may have been one of another screen.
+ * @param {{images: number[], source: string}|null} undone */
+export function sayUndone(undone) {
+  const what = /** @type {Record<string, string>} */ ({ audit: "an answer of the audit", ignore: "what Review ignored" });
+  say(undone ? `Undone: ${what[undone.source] ?? plural(undone.images.length, "label")}.` : "Nothing to undo.");
 }
 
 /** @param {unknown} error */

@@ -89,8 +89,6 @@ export class Grid {
     const view = this.element.clientHeight;
     this.stretch = height > view && full > height ? (full - view) / (height - view) : 1;
     this.space.style.height = `${height}px`;
-    for (const cell of this.cells.values()) cell.remove();
-    this.cells.clear();
     this.paint();
     this.rest();
   }
@@ -115,6 +113,13 @@ export class Grid {
     const first = Math.max(0, Math.round(this.top / this.side));
     const last = Math.round((this.top + this.element.clientHeight) / this.side);
     return [first * this.columns, Math.min(this.total, last * this.columns)];
+  }
+
+  /** Whether a part of a cell is in view. @param {HTMLElement} content of the cell */
+  shows(content) {
+    const [first, last] = this.range(0);
+    const index = Number(content.parentElement?.dataset.index);
+    return index >= first && index < last;
   }
 
   /** @param {number} extra rows @returns {[number, number]} first index and end of what is in view, with some rows more */

@@ -1,7 +1,7 @@
 // Label: one image, one key. The next three images are loaded before they are needed, and a label never waits for the server.
 import { get, save } from "./api.js";
 import { chip, ClassPanel } from "./classes.js";
-import { complain, say } from "./dialog.js";
+import { complain, say, sayUndone } from "./dialog.js";
 import { count, empty, h, keyline, percent, plural, renew, replace } from "./dom.js";
 import { isLetter } from "./keys.js";
 import { afterPaint, Picture } from "./picture.js";
@@ -139,11 +139,10 @@ class LabelScreen {
   async undo() {
     try {
       const { undone, next } = await save("/api/undo", {}, { repeat: false });
-      if (!undone) return say("Nothing to undo.");
-      this.queue.restore(undone.images);
+      this.queue.restore(undone?.images ?? []);
       this.queue.merge(next);
       this.draw();
-      say(undone.images.length === 1 ? "Undone: here it is again." : `Undone: ${plural(undone.images.length, "label")}.`);
+      sayUndone(undone);
     } catch (error) {
       complain(error);
     }
@@ -177,15 +176,15 @@ class LabelScreen {
     const item = this.current;
     this.stage.hidden = !item;
     this.message.hidden = Boolean(item);
+    this.unpainted = start === undefined ? undefined : item;
     if (!item) return this.drawEmpty();
     this.picture.show(item, this.queue.ahead.slice(1, AHEAD).map((one) => one.id), start);
-    const rest = () => {
-      if (this.current !== item) return;
-      this.drawEvidence(item);
-      this.panel.update();
-    };
-    if (start === undefined) rest();
-    else afterPaint(rest); // the image first
+    if (start === undefined) return this.update();
+    afterPaint(() => {
+      if (this.unpainted !== item) return;
+      this.unpainted = undefined;
+      this.update();
+    });
   }
 
   /** @param {Item} item */
@@ -199,11 +198,13 @@ class LabelScreen {
     const near = item.nearest.slice(0, 5);
     renew(this.nearest, near.length > 0 && h("span", { class: "lead-in" }, "nearest labeled"),
       ...near.map(({ id, class: of }) => h("figure", { class: "tiny", title: className(of) }, h("img", { src: thumbnail(id), alt: "", draggable: "false" }), h("figcaption", {}, chip(of)))));
+    this.why.hidden = false;
     renew(this.why, h("span", { class: "lead-in" }, "why this image"), item.why);
   }
 
   drawEmpty() {
     this.picture.clear();
+    this.why.hidden = true;
     const skipped = this.queue.skipped.size;
     if (this.queue.left > skipped) return replace(this.message, h("p", { class: "loading" }, "Choosing the next images…"));
     const again = h("button", { onclick: () => { this.queue.skipped.clear(); void this.fetch(); } }, `Show the ${plural(skipped, "skipped image")} again`);
@@ -213,9 +214,10 @@ class LabelScreen {
   }
 
   update() {
+    if (this.unpainted) return; // the image first
     this.panel.update();
     const { done, total } = /** @type {import("./state.js").State} */ (store.state).features;
-    replace(this.progress, done < total && `${count(done)} of ${count(total)} images are encoded; the order improves as they arrive.`);
+    renew(this.progress, done < total && `${count(done)} of ${count(total)} images are encoded; the order improves as they arrive.`);
     if (this.current) this.drawEvidence(this.current);
     else this.drawEmpty();
     if (!this.refreshing && store.state?.version !== this.version) void this.refresh();

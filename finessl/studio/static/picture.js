@@ -12,7 +12,7 @@ export class Picture {
     this.shown = null;
     this.name = h("figcaption", {});
     this.failure = h("p", { class: "picture-failure", hidden: true });
-    this.element = h("figure", { class: "picture", onclick: () => this.zoom() }, this.failure, this.name);
+    this.element = h("figure", { class: "picture", onclick: (/** @type {MouseEvent} */ event) => this.zoom(event) }, this.failure, this.name);
   }
 
   /**
@@ -41,7 +41,7 @@ export class Picture {
 
   /** @param {number} id @returns {HTMLImageElement} */
   load(id) {
-    const image = /** @type {HTMLImageElement} */ (h("img", { src: large(id), alt: "", draggable: "false", decoding: "sync" }));
+    const image = /** @type {HTMLImageElement} */ (h("img", { src: large(id), alt: "", draggable: "false", decoding: "sync", hidden: true }));
     image.addEventListener("load", () => {
       image.style.maxWidth = `${LARGEST * image.naturalWidth}px`;
       image.style.maxHeight = `${LARGEST * image.naturalHeight}px`;
@@ -62,8 +62,13 @@ export class Picture {
     this.images.delete(id);
   }
 
-  zoom() {
-    this.element.classList.toggle("zoomed");
+  /** @param {MouseEvent} [event] where to; the centre otherwise */
+  zoom(event) {
+    const { element } = this;
+    const box = element.getBoundingClientRect();
+    const [x, y] = event ? [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height] : [0.5, 0.5];
+    if (!element.classList.toggle("zoomed")) return;
+    element.scrollTo(x * (element.scrollWidth - element.clientWidth), y * (element.scrollHeight - element.clientHeight));
   }
 
   clear() {

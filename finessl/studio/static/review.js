@@ -1,7 +1,7 @@
 // Review: labels and predictions worth a second look, each with its reason and its neighbours; one key settles one.
 import { get, save } from "./api.js";
 import { chip, ClassPanel } from "./classes.js";
-import { complain } from "./dialog.js";
+import { complain, sayUndone } from "./dialog.js";
 import { count, empty, h, keycap, keyline, percent, replace } from "./dom.js";
 import { isLetter } from "./keys.js";
 import { Picture } from "./picture.js";
@@ -83,7 +83,8 @@ class ReviewScreen {
 
   async undo() {
     try {
-      await save("/api/undo", {}, { repeat: false });
+      const { undone } = await save("/api/undo", {}, { repeat: false });
+      sayUndone(undone);
       await this.open(this.kind);
     } catch (error) {
       complain(error);

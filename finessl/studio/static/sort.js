@@ -6,7 +6,8 @@ import { empty, h, keycap, keyline, percent, plural, replace } from "./dom.js";
 import { Grid } from "./grid.js";
 import { isLetter } from "./keys.js";
 import { dragSelect } from "./marquee.js";
-import { className, classById, classes, classOfKey, large, store, thumbnail } from "./state.js";
+import { className, classById, classes, classOfKey, large, store } from "./state.js";
+import { Thumbnails } from "./thumbnails.js";
 
 /** @typedef {{id: number, name: string, class: number|null, p: number|null, label: number|null|"none"}} Cell */
 
@@ -39,6 +40,7 @@ class SortScreen {
     const reload = () => void this.reload();
     this.filters = { label: chooser("Labeled or not", LABELED, reload), p: chooser("Confidence", CONFIDENCE, reload), source: chooser("Source of the label", SOURCES, reload), sort: chooser("Order", ORDERS, reload) };
     this.search = h("input", { type: "search", placeholder: "File name", "aria-label": "Search by file name", oninput: () => this.typed() });
+    this.thumbnails = new Thumbnails((image) => this.grid.shows(image));
     this.grid = new Grid({ load: (offset, limit, signal) => this.load(offset, limit, signal), draw: (cell, item, index) => this.drawCell(cell, item, index), settled: () => this.look(), failed: dialog.complain, size: SIZES[this.size] });
     this.grid.element.addEventListener("click", (event) => this.clicked(event));
     this.grid.element.addEventListener("dblclick", (event) => this.enlarge(this.indexOf(event)));
@@ -122,12 +124,13 @@ class SortScreen {
     cell.classList.toggle("marked", marked);
     cell.classList.toggle("cursor", index === this.cursor);
     cell.setAttribute("aria-selected", String(marked));
-    if (cell.dataset.id === String(item?.id) && cell.dataset.label === String(item?.label)) return;
+    const same = cell.dataset.id === String(item?.id);
+    if (same && cell.dataset.label === String(item?.label)) return;
     cell.dataset.id = String(item?.id);
     cell.dataset.label = String(item?.label);
     if (!item) return replace(cell);
     cell.title = item.name;
-    replace(cell, h("img", { src: thumbnail(item.id), alt: item.name, draggable: "false", decoding: "async" }), h("span", { class: "cross", "aria-hidden": "true" }, "✕"),
+    replace(cell, same ? cell.firstChild : this.thumbnails.make(item), h("span", { class: "cross", "aria-hidden": "true" }, "✕"),
       item.label !== null ? chip(item.label) : item.p !== null && h("span", { class: "share" }, percent(item.p)));
   }
 
@@ -217,7 +220,7 @@ class SortScreen {
   async undo() {
     try {
       const { undone } = await save("/api/undo", {}, { repeat: false });
-      dialog.say(undone ? `Undone: ${plural(undone.images.length, "label")}.` : "Nothing to undo.");
+      dialog.sayUndone(undone);
       await this.reload();
     } catch (error) {
       dialog.complain(error);

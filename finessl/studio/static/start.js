@@ -37,7 +37,7 @@ class StartScreen {
       const pages = await Promise.all(offsets.map((offset) => get("/api/grid", { label: "any", sort: "name", offset, limit })));
       const items = pages.flatMap((page) => page.items);
       const rest = total - items.length;
-      replace(this.pile, ...items.map((/** @type {{id: number, name: string}} */ item) => h("img", { src: thumbnail(item.id), alt: item.name, title: item.name, loading: "lazy", decoding: "async" })),
+      replace(this.pile, ...items.map((/** @type {{id: number, name: string}} */ item) => h("img", { src: thumbnail(item.id), alt: item.name, title: item.name, loading: "lazy", decoding: "async", onerror: (/** @type {Event} */ event) => /** @type {Element} */ (event.target).remove() })),
         rest > 0 && h("p", { class: "quiet" }, `and ${count(rest)} more`));
     } catch (error) {
       replace(this.pile, h("p", { class: "quiet" }, error instanceof Error ? error.message : ""));
