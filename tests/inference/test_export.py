@@ -249,6 +249,18 @@ def test_unknown_choices_are_named(make_run: MakeRun, tmp_path: Path) -> None:
         open_session(tmp_path / "model.onnx", "Nonexistent")
 
 
+def test_the_file_has_the_opset_that_was_asked_for(make_run: MakeRun, tmp_path: Path) -> None:
+    """onnx knows newer ones than onnxscript can write."""
+    for opset in (19, onnx.defs.onnx_opset_version()):
+        try:
+            export_run(make_run(), tmp_path / str(opset), opset=opset)
+        except FinesslError as error:
+            assert opset > 19 and str(error).startswith(f"--opset {opset}: ") and not (tmp_path / str(opset)).exists()
+        else:
+            model = onnx.load(str(tmp_path / str(opset) / "model.onnx"))
+            assert [entry.version for entry in model.opset_import if entry.domain == ""] == [opset]
+
+
 def test_openvino_computes_as_finessl_does(onnx_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for supported, hint in ((True, "bf16"), (False, "f32")):
         monkeypatch.setattr("finessl.inference.onnx_session.supports_bf16", lambda device, found=supported: found)
