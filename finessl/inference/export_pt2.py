@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from finessl.inference.graph import OUTPUTS, ClassifierGraph, trace
 
 
 def write(classifier: Classifier, folder: Path, options: Options) -> tuple[Logits, dict[str, Any]]:
-    file = folder / "model.pt2"
+    file, stored = folder / "model.pt2", io.BytesIO()
     with quiet():
         program = trace(ClassifierGraph(classifier), classifier.image_size)
-        torch.export.save(program, file, extra_files={"finessl.json": json.dumps(describe(classifier))})
+        torch.export.save(program, stored, extra_files={"finessl.json": json.dumps(describe(classifier))})
+        file.write_bytes(stored.getbuffer())  # torch's own writer aborts the process where the disk is full
         model = torch.export.load(file).module()
     copy_script("predict_pt2.py", folder)
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -249,6 +250,18 @@ def test_unknown_choices_are_named(make_run: MakeRun, tmp_path: Path) -> None:
         open_session(tmp_path / "model.onnx", "Nonexistent")
 
 
+def test_the_file_has_the_opset_that_was_asked_for(make_run: MakeRun, tmp_path: Path) -> None:
+    """onnx knows newer ones than onnxscript can write."""
+    for opset in (19, onnx.defs.onnx_opset_version()):
+        try:
+            export_run(make_run(), tmp_path / str(opset), opset=opset)
+        except FinesslError as error:
+            assert opset > 19 and str(error).startswith(f"--opset {opset}: ") and not (tmp_path / str(opset)).exists()
+        else:
+            model = onnx.load(str(tmp_path / str(opset) / "model.onnx"))
+            assert [entry.version for entry in model.opset_import if entry.domain == ""] == [opset]
+
+
 def test_openvino_computes_as_finessl_does(onnx_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for supported, hint in ((True, "bf16"), (False, "f32")):
         monkeypatch.setattr("finessl.inference.onnx_session.supports_bf16", lambda device, found=supported: found)
@@ -275,6 +288,21 @@ def test_full_disk_is_one_sentence(make_run: MakeRun, tmp_path: Path, monkeypatc
     monkeypatch.setattr(exporting, "write_json", full)
     with pytest.raises(FinesslError, match="No space left on device"):
         export_run(make_run(), tmp_path / "timm", format="timm")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of a process are POSIX")
+@pytest.mark.parametrize("format", ["onnx", "pt2", "timm"])
+def test_a_file_that_cannot_be_written_is_one_sentence(format: str, make_run: MakeRun, tmp_path: Path) -> None:
+    """In a process of its own: torch's writer of zip files has aborted it."""
+    import resource
+
+    command = [sys.executable, "-m", "finessl", "export", str(make_run()), "--format", format, "--out", "out"]
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (60_000, 60_000))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, preexec_fn=limit, env=environment)
+    assert done.returncode == 1, done.stderr
+    assert "finessl: cannot write to out: " in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
