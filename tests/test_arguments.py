@@ -22,7 +22,7 @@ PUBLIC = {
     "finessl.models.backbones": ["create_backbone", "candidate_backbones"],
     "finessl.models.heads": ["Head"],
     "finessl.models.tuning": ["create"],
-    "finessl.models.tuning.base": ["Tuning", "Wrapper", "transformer", "last_blocks", "like", "uniform", "normal"],
+    "finessl.models.tuning.base": ["Tuning", "Wrapper", "transformer", "last_blocks", "factory_kwargs", "uniform", "normal"],
     "finessl.data.dataset": ["Dataset", "label_ids"],
     "finessl.data.images": ["Images", "ArrayImages", "FileImages"],
     "finessl.data.sources": ["open_dataset"],
