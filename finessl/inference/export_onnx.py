@@ -59,7 +59,9 @@ def write(classifier: Classifier, folder: Path, options: Options) -> tuple[Logit
                 "Try --format pt2."
             ) from error
     if opset not in [entry.version for entry in model.opset_import if entry.domain == ""]:  # the exporter only warns
-        raise FinesslError(f"--opset {opset}: the installed onnxscript cannot write it; leave the option out for {OPSET}.")
+        raise FinesslError(
+            f"--opset {opset}: the installed onnxscript cannot write it; leave the option out for {OPSET}."
+        )
     facts: dict[str, Any] = {"opset": opset, "outputs": list(OUTPUTS)}
     if options.precision == "fp16":
         model = to_fp16(model)
