@@ -29,8 +29,8 @@ from torch import Tensor
 from finessl.errors import FinesslError
 
 MAX_KEYS = 256  # tokens and prompts
-QUERIES = {"forward": 128, "backward": 32}  # per block: what keeps the accumulators in registers
-WARPS = {"forward": 8, "backward": 8}
+QUERIES = {"forward": 64, "backward": 64}  # per block: what keeps the accumulators in registers
+WARPS = {"forward": 4, "backward": 8}
 LOG2E = 1.4426950408889634
 
 
@@ -178,9 +178,10 @@ def prefix_attention(qkv: Tensor, prefix: Tensor | None) -> Tensor:
     qkv: [n, T, 3, H, D], the output of the qkv layer.   prefix: [L, 2, H, D], or None without prompts.
     """
     shared = qkv.new_empty(0, 2, *qkv.shape[3:]) if prefix is None else prefix
-    if (keys := qkv.shape[1] + len(shared)) > MAX_KEYS or qkv.shape[-1] not in (16, 32, 64, 128):
+    too_wide = qkv.is_cuda and qkv.dtype == torch.float32 and qkv.shape[-1] > 32  # for the shared memory
+    if (keys := qkv.shape[1] + len(shared)) > MAX_KEYS or qkv.shape[-1] not in (16, 32, 64) or too_wide:
         raise FinesslError(
-            f"attention from two sources takes at most {MAX_KEYS} tokens and prompts ({keys} here) and heads of 16, 32, 64 "
-            f"or 128 channels ({qkv.shape[-1]} here)."
+            f"attention from two sources takes at most {MAX_KEYS} tokens and prompts ({keys} here) and heads of 16, 32 or 64 "
+            f"channels ({qkv.shape[-1]} here), in float32 at most 32."
         )
     return attend(qkv.contiguous(), shared.contiguous())[0]

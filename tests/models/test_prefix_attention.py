@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from finessl.errors import FinesslError
+
 SHAPES = [(2, 37, 5, 3, 16), (1, 197, 50, 2, 64), (2, 65, 0, 2, 32), (1, 206, 50, 1, 64)]  # n, T, L, H, D
 
 
@@ -42,9 +44,16 @@ def errors(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> list[floa
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [*SHAPES, (96, 197, 50, 12, 64)], ids=str)
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)], ids=str)
-def test_on_a_gpu(shape: tuple[int, ...], dtype: torch.dtype, limit: float) -> None:
-    assert max(errors(shape, "cuda", dtype)) < limit
+def test_on_a_gpu(shape: tuple[int, ...]) -> None:
+    assert max(errors(shape, "cuda", torch.bfloat16)) < 2e-2
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_in_float32() -> None:
+    """As long as keys, values and their gradients fit into shared memory."""
+    assert max(errors((2, 37, 5, 3, 16), "cuda", torch.float32)) < 1e-4
+    with pytest.raises(FinesslError, match="in float32 at most 32"):
+        errors((1, 197, 50, 2, 64), "cuda", torch.float32)
 
 
 def test_in_tritons_interpreter() -> None:

@@ -134,15 +134,17 @@ def test_a_reset_network_is_captured_again() -> None:
 
 
 @gpu
-def test_running_statistics_are_captured_in_order() -> None:
-    """BatchNorm moves them in the weak and in the trained pass, which then may not run side by side."""
+def test_running_statistics_are_captured_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BatchNorm moves them in the weak and in the trained pass, which then may not run concurrently."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     fields = {"model.backbone": "resnet18", "data.image_size": 64, "tuning.name": "bn"}
     plain, step = set_up("cuda", **fields)
     run(plain, step, 12)
     experiment, step = set_up("cuda", **fields)
     run(experiment, CudaGraphStep(step), 12)
     for name, buffer in experiment.network.trainable_buffers().items():
-        assert torch.allclose(buffer.float(), plain.network.trainable_buffers()[name].float(), rtol=1e-4), name
+        expected = plain.network.trainable_buffers()[name].float()
+        assert (buffer - expected).norm() <= 1e-3 * expected.norm(), name
 
 
 def test_a_step_that_cannot_be_captured_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
