@@ -240,6 +240,7 @@ def test_jobs_share_the_cores_and_the_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert environment(0, 3, "cpu")["OMP_NUM_THREADS"] == "2"  # 8 cores, 3 jobs
+    assert environment(0, 3, "cuda")["TORCHINDUCTOR_COMPILE_THREADS"] == "2"
     assert [environment(slot, 3, "auto")["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["3", "5", "3"]
     assert environment(1, 3, "cpu")["CUDA_VISIBLE_DEVICES"] == "3,5"
     assert environment(0, 1, "auto")["CUDA_VISIBLE_DEVICES"] == "3,5"  # one job may use them all

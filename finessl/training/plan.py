@@ -10,6 +10,7 @@ The choice is written into the run's recipe: the run can be repeated anywhere fr
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
@@ -24,7 +25,7 @@ from finessl.errors import FinesslError
 from finessl.frozen.choose import SOLVERS
 from finessl.frozen.features import FrozenEncoder, count_missing
 from finessl.models.aliases import alias_of
-from finessl.models.backbones import candidate_backbones, create_backbone, hub_lacks
+from finessl.models.backbones import Backbone, candidate_backbones, create_backbone, hub_lacks
 from finessl.models.vit import ViTEncoder
 from finessl.recipe import Recipe
 from finessl.runs.inputs import make_or_load_split, open_source
@@ -43,6 +44,7 @@ COMPILING = 60.0  # seconds that a GPU's first steps take
 QUICK_SHARE = 0.5  # of the budget, at most, for encoding every image once
 LONGEST = 5000  # steps; a choice, not a measurement
 FEWEST = {"tuned": 150, "cached": 500}  # steps below which training is not worth its time
+FULL_BATCH = 32  # labeled images per step that the learning rate of the recipes is made for
 DRAWS = 2  # views of each kind whose features are kept
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 SHORT_RUN = {"head.init": "class-mean", "method.pace_reset": "never"}  # a short run cannot begin with random heads
@@ -132,11 +134,12 @@ def make_plan(
     recipe = Recipe.read(None, given, source=True)
     dataset = open_source(recipe, display.update)
     check_labels(dataset)
-    backbones, notes = affordable(recipe, dataset, files or {}, QUICK_SHARE * budget, target, clock)
-    answer = quick(recipe, None, backbones, device=device, display=display) if backbones else None
-    chosen: dict[str, Any] = {"model.backbone": "embedded"}
+    fits = affordable(recipe, dataset, files or {}, budget, target, clock)
+    recipe = recipe.with_fields({"data.image_size": fits.image_size})
+    answer = quick(recipe, None, fits.backbones, device=device, display=display) if fits.backbones else None
+    chosen: dict[str, Any] = {"model.backbone": "embedded", "data.image_size": fits.image_size}
     if answer is not None:
-        chosen = {"model.backbone": answer.chosen.name}
+        chosen["model.backbone"] = answer.chosen.name
         chosen |= {"model.weights": answer.chosen.weights} if answer.chosen.weights else {}
     classes = len(make_or_load_split(recipe, dataset, None, False).classes)
     test = 0 if dataset.test is None else len(dataset.test)
@@ -144,7 +147,7 @@ def make_plan(
     sizes = Sizes(len(dataset.train), test, reading + (COMPILING if target.type == "cuda" else 0.0))
     ways = time_ways(given, chosen, classes, sizes, target, clock, display)
     left = (1 - RESERVE) * budget - (clock() - begun)
-    return decide(ways, answer, recipe, budget, left, trains=trains(given), device=target, notes=notes)
+    return decide(ways, answer, recipe, budget, left, trains=trains(given), device=target, notes=fits.notes)
 
 
 def trains(given: Mapping[str, Any]) -> bool:
@@ -152,37 +155,66 @@ def trains(given: Mapping[str, Any]) -> bool:
     return any(name.startswith(("method.", "tuning.", "head.", "train.")) for name in given)
 
 
+@dataclass(frozen=True)
+class Encodable:
+    """What encodes all images in time."""
+
+    backbones: list[tuple[str, str | None]]  # name and weights file
+    image_size: int | None  # of their input; None: each backbone's own
+    notes: list[str]  # why others are left out
+
+
 def affordable(
-    recipe: Recipe, dataset: Dataset, files: Mapping[str, str], seconds: float, device: torch.device, clock: Clock
-) -> tuple[list[tuple[str, str | None]], list[str]]:
-    """The backbones at hand that encode all images in this time, all of them together; and why others are left out."""
+    recipe: Recipe, dataset: Dataset, files: Mapping[str, str], budget: float, device: torch.device, clock: Clock
+) -> Encodable:
+    """The backbones at hand whose features of all images fit into QUICK_SHARE of the budget together.
+
+    Where that leaves none but the embedded backbone, the first other one may take nearly the whole budget, with images of
+    half the size if need be: frozen features of DINOv2 at half size are far ahead of whatever trains on the embedded backbone
+    (docs/results.md).
+    """
     found = candidate_backbones("auto", dict(files))
     if recipe.model.weights is not None:  # a file for the default backbone
         found = [(recipe.model.backbone, recipe.model.weights)]
     elif [name for name, _ in found] == ["embedded"]:  # nothing was fetched before
         wished = "dinov2-vit-b14" if device.type == "cuda" else "dinov2-vit-s14"
         found = [(wished, None), *found] if hub_lacks(wished) is None else found
-    kept, notes = [], []
+    parts = [part for part in (dataset.train, dataset.test) if part is not None]
+    size = recipe.data.image_size
+
+    def seconds(backbone: Backbone, limit: float) -> float:
+        """Of encoding all images, or those that are not in the cache if all take longer than `limit`."""
+        encoder = FrozenEncoder(backbone, device, resolve_precision(recipe.train.precision, device))
+        cost = time_encoding(encoder, clock)
+        needed = cost * sum(map(len, parts))
+        return needed if needed <= limit else cost * sum(count_missing(part, encoder) for part in parts)
+
+    kept, late, notes = [], [], []
+    left, most = QUICK_SHARE * budget, (1 - 2 * RESERVE) * budget
     for name, file in found:
         try:
-            backbone = create_backbone(name, weights=file, image_size=recipe.data.image_size)
+            backbone = create_backbone(name, weights=file, image_size=size)
         except FinesslError as error:
             if file is not None or len(found) == 1:
                 raise
             notes.append(f"  {name} is left out: {error}")
             continue
-        encoder = FrozenEncoder(backbone, device, resolve_precision(recipe.train.precision, device))
-        parts = [part for part in (dataset.train, dataset.test) if part is not None]
-        cost = time_encoding(encoder, clock)
-        needed = cost * sum(map(len, parts))
-        if needed > seconds:
-            needed = cost * sum(count_missing(part, encoder) for part in parts)
-        if needed <= seconds:
+        if (needed := seconds(backbone, left)) <= left:
             kept.append((name, file))
-            seconds -= needed
+            left -= needed
         else:
-            notes.append(f"  {name} is left out: encoding the images would take {duration(needed)}.")
-    return kept, notes
+            late.append((name, file, needed, backbone.image_size // 2))
+    if late and all(name == "embedded" for name, _ in kept):
+        name, file, needed, half = late[0]
+        if needed <= most:
+            kept, late = [(name, file), *kept], late[1:]
+        elif size is None:
+            with contextlib.suppress(FinesslError):  # a backbone that does not take this size
+                if seconds(create_backbone(name, weights=file, image_size=half), most) <= most:
+                    full = f"  At its own image size, encoding the images with {name} would take {duration(needed)}."
+                    kept, late, size, notes = [(name, file)], late[1:], half, [full, *notes]
+    notes += [f"  {name} is left out: encoding the images would take {duration(t)}." for name, _, t, _ in late]
+    return Encodable(kept, size, notes)
 
 
 # ---- ways to train --------------------------------------------------------------------------------------------------
@@ -204,6 +236,9 @@ def time_ways(
     for number, (title, kind, fields) in enumerate(wanted):
         display.update("timing training steps", number, len(wanted))
         fields = {**SHORT_RUN, **chosen, **fields, **given}
+        batch = fields["train.batch_size"]
+        if batch < FULL_BATCH:  # at the full rate batches of 8 diverge (docs/results.md)
+            fields = {"train.lr": Recipe().train.lr * batch / FULL_BATCH, **fields}
         if fields.get("method.name", "finessl") != "finessl":
             fields.pop("method.pace_reset")
         try:
@@ -222,7 +257,7 @@ def time_ways(
 
 def wishes(depth: int, device: torch.device) -> list[tuple[str, str, dict[str, Any]]]:
     """(title, kind, fields) in order of preference. depth: blocks of a transformer, 0 for another backbone."""
-    batch = {"train.batch_size": 32 if device.type == "cuda" else 8}
+    batch = {"train.batch_size": FULL_BATCH if device.type == "cuda" else 8}
     if not depth:
         kept = {"tuning.name": "linear", "train.cache_features": DRAWS, "train.batch_size": 32}
         return [("a linear head on kept features", "cached", kept)]
@@ -273,7 +308,9 @@ def decide(
     number = cheapest if number is None else number
     way, steps = ways[number], max(rooms[number], 1)
     epoch = min(500, math.ceil(steps / 10))
-    planned = Recipe.read(None, {"train.epoch_steps": epoch, **way.fields, "train.steps": steps})
+    warmup = epoch if way.recipe.train.batch_size < FULL_BATCH else 0
+    lengths = {"train.epoch_steps": epoch, "train.warmup": warmup}
+    planned = Recipe.read(None, {**lengths, **way.fields, "train.steps": steps})
     train, seconds = planned.train, way.seconds(steps)
     size = planned.data.image_size or alias_of(planned.model.backbone).image_size
     lines.append(
@@ -301,7 +338,7 @@ def decide(
 def describe(answer: Answer) -> str:
     candidate = answer.candidate
     solver = SOLVERS.get(candidate.solver, candidate.solver)
-    text = f"  Frozen features: {answer.chosen.name}, {solver}"
+    text = f"  Frozen features: {answer.chosen.name} at {answer.chosen.backbone.image_size} px, {solver}"
     if candidate.held_out is None or candidate.interval is None:
         return f"{text}; no label can be held out."
     low, high = candidate.interval

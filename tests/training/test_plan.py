@@ -6,6 +6,7 @@ import itertools
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,9 +125,10 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
 
 def test_train_plans_own_data_and_records_the_choice(planned: Any, shapes: Path, tmp_path: Path) -> None:
     text, recipe = planned(shapes, "-n", 4, "--budget", "3s")
-    assert "Plan for 3 s on" in text and "Frozen features: embedded, label propagation" in text
+    assert "Plan for 3 s on" in text and "Frozen features: embedded at 32 px, label propagation" in text
     assert recipe["model"]["backbone"] == "embedded" and recipe["tuning"]["name"] == "adaptformer"
     assert recipe["train"]["steps"] == 2 and recipe["train"]["batch_size"] == 8  # a second each, a tenth in reserve
+    assert recipe["train"]["lr"] == 0.03 / 4 and recipe["train"]["warmup"] == 1  # for a quarter of the batch
     assert "frozen features alone" in text and recipe["train"]["prior"] == 0.0
     again, same = planned(shapes, "-n", 4, "--budget", "2h")  # it resumes what was planned
     assert "nothing to do" in again and same == recipe
@@ -163,20 +165,52 @@ def test_budget_with_a_fixed_length_is_refused(shapes: Path, tmp_path: Path, mor
         app(["train", "sample", "--out", str(tmp_path / "r"), "--budget", "5m"], standalone_mode=False)
 
 
-def test_a_backbone_that_takes_too_long_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, shapes: Path, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("FINESSL_CACHE", str(tmp_path))
-    monkeypatch.setattr(planning, "candidate_backbones", lambda asked, files: [("embedded", None)])
-    monkeypatch.setattr(planning, "hub_lacks", lambda name: "no network")
-    monkeypatch.setattr(planning, "time_encoding", lambda encoder, clock: 1.0)
-    recipe = Recipe.read(None, {"data.source": str(shapes)})
+@pytest.fixture
+def two_backbones(monkeypatch: pytest.MonkeyPatch, shapes: Path) -> Callable[..., planning.Encodable]:
+    """`affordable` for the 96 images of `shapes`: a second each with "strong" at 224 px, a quarter at half of that."""
     from finessl.runs.inputs import open_source
 
-    kept, notes = planning.affordable(recipe, open_source(recipe), {}, 95.0, CPU, lambda: 0.0)
-    assert kept == [] and "encoding the images would take 2 min" in notes[0]
-    kept, _ = planning.affordable(recipe, open_source(recipe), {}, 97.0, CPU, lambda: 0.0)
-    assert kept == [("embedded", None)]
+    def create(name: str, weights: None, image_size: int | None) -> SimpleNamespace:
+        return SimpleNamespace(name=name, image_size=image_size or (32 if name == "embedded" else 224))
+
+    stand_ins = {
+        "candidate_backbones": lambda asked, files: [("strong", None), ("embedded", None)],
+        "create_backbone": create,
+        "FrozenEncoder": lambda backbone, *more: backbone,
+        "time_encoding": lambda backbone, clock: (backbone.image_size / 224) ** 2,
+        "count_missing": lambda part, encoder: len(part),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(planning, name, stand_in)
+
+    def fits(budget: float, **fields: Any) -> planning.Encodable:
+        recipe = Recipe.read(None, {"data.source": str(shapes), **fields})
+        return planning.affordable(recipe, open_source(recipe), {}, budget, CPU, lambda: 0.0)
+
+    return fits
+
+
+@pytest.mark.parametrize(
+    ("budget", "names", "size", "said"),
+    [
+        (200, ["strong", "embedded"], None, ""),
+        (130, ["strong", "embedded"], None, ""),  # more than half of the budget: nothing is left for training
+        (100, ["strong"], 112, "At its own image size, encoding the images with strong would take 2 min"),
+        (20, ["embedded"], None, "strong is left out: encoding the images would take 2 min"),
+        (1, [], None, "embedded is left out"),
+    ],
+)
+def test_the_strong_backbone_before_training_the_embedded_one(
+    two_backbones: Any, budget: float, names: list[str], size: int | None, said: str
+) -> None:
+    found = two_backbones(budget)
+    assert [name for name, _ in found.backbones] == names and found.image_size == size
+    assert said in "\n".join(found.notes) and bool(said) == bool(found.notes)
+
+
+def test_a_given_image_size_is_kept(two_backbones: Any) -> None:
+    found = two_backbones(100, **{"data.image_size": 224})
+    assert found.backbones == [] and found.image_size == 224
 
 
 def test_weights_by_name() -> None:

@@ -126,7 +126,9 @@ def environment(slot: int, jobs: int, device: str) -> dict[str, str]:
     threads = max(cores // jobs, 1)
     with contextlib.suppress(ValueError):  # keep a lower limit that the user has set
         threads = min(threads, int(os.environ.get("OMP_NUM_THREADS", threads)))
-    variables = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    # PyTorch's compiler would start a process per core in every job.
+    compilers = {"TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", str(threads))}
+    variables = {**os.environ, **compilers, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     if jobs > 1 and device in ("auto", "cuda"):
         visible = visible_gpus()
         if len(visible) > 1:
