@@ -73,6 +73,7 @@ def story(camera: Camera, address: str) -> None:
     page = camera.page
     page.goto(address)
     camera.shoot("empty")
+    expect(page.locator("input:focus")).to_be_visible()
     for name in CLASSES:
         page.keyboard.type(name)
         page.keyboard.press("Enter")
