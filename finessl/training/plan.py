@@ -43,8 +43,8 @@ RESERVE = 0.1  # share of the budget for what is not counted: start-up, checkpoi
 COMPILING = 60.0  # seconds that a GPU's first steps take
 QUICK_SHARE = 0.5  # of the budget, at most, for encoding every image once
 LONGEST = 5000  # steps; a choice, not a measurement
-# Labeled images, counted as often as they are used, below which training is not worth its time: 1,000 steps of 32 are level with
-# frozen features on TrashNet and far ahead on CIFAR-100, 600 steps of 8 are behind (docs/results.md).
+# Labeled images, counted as often as they are used, below which training is not worth its time: 1,000 steps of 32 are level
+# with frozen features on TrashNet and far ahead on CIFAR-100, 600 steps of 8 are behind (docs/results.md).
 FEWEST = {"tuned": 32_000, "cached": 16_000}
 FULL_BATCH = 32  # labeled images per step that the learning rate of the recipes is made for
 DRAWS = 2  # views of each kind whose features are kept
