@@ -254,12 +254,13 @@ class Trainer:
 
 
 def carried_out(run: RunDirectory, plan: Plan) -> Plan:
-    """The plan with what the run's recipe says, once it has one."""
+    """The plan with what the run's recipe says, once it has one. No steps: frozen features are the result."""
     if not run.recipe_file.exists():
         return plan
     recipe = run.recipe()
     why = planned_lines(log_of(run.path)) or plan["why"]
-    known = {"backbone": recipe.model.backbone, "tuning": recipe.tuning.name, "steps": recipe.train.steps, "why": why}
+    tuning, steps = (recipe.tuning.name, recipe.train.steps) if recipe.method.name != "quick" else ("", 0)
+    known = {"backbone": recipe.model.backbone, "tuning": tuning, "steps": steps, "why": why}
     return {**plan, **known}  # type: ignore[typeddict-item]
 
 

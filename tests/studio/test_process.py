@@ -17,11 +17,13 @@ import pytest
 from finessl.bench.running import Running
 from finessl.cli import app
 from finessl.errors import FinesslError
+from finessl.runs.directory import RunDirectory
 from finessl.runtime.network import bind_again
 from finessl.studio.events import UNLABELED, Labels
 from finessl.studio.project import held, last_port, open_project
 from finessl.studio.session import Studio
 from finessl.studio.trained import read_trained, start_predicting
+from finessl.studio.training import carried_out
 
 
 def test_kill_at_random_points_loses_nothing(photos, tmp_path):
@@ -217,3 +219,16 @@ def test_the_server_needs_no_backbone():
     code = "import sys; import finessl.studio.server; assert 'torch' not in sys.modules; "
     code += f"import {needed}; assert 'timm' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_plan_without_training_says_so(tmp_path):
+    """The run is the one that `quick` writes: no steps, and the plan's own words."""
+    run, plan = RunDirectory(tmp_path / "001"), {"backbone": "", "tuning": "", "steps": 0, "seconds": 60.0, "why": "?"}
+    assert carried_out(run, plan) == plan
+    run.path.mkdir()
+    run.recipe_file.write_text('format = 2\n[method]\nname = "quick"\n[model]\nbackbone = "embedded"\n')
+    log = "Plan for 60 s on 2 CPU cores (--budget):\n  This is what finessl recommends.\nimages: 40\n"
+    (tmp_path / "001.log").write_text(log)
+    found = carried_out(run, plan)
+    assert (found["backbone"], found["tuning"], found["steps"]) == ("embedded", "", 0)
+    assert found["why"].endswith("This is what finessl recommends.")

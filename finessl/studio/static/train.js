@@ -40,13 +40,16 @@ class TrainScreen {
     const title = { idle: "Train a classifier", running: "Training", stopped: "Stopped", finished: "Trained", failed: "Training failed" }[training.state] ?? training.state;
     const about = { idle: "Fine-tuning adapts the backbone to these images, labeled and unlabeled. It runs while you label; an audit before and after it says what it has gained.", running: "You can go on labeling, or close this page: it runs on.", stopped: "Nothing is lost: it resumes where it stopped.", finished: "Its suggestions are in Sort and Review; an audit measures it.", failed: "" }[training.state];
     const plan = training.plan;
+    const frozen = training.state === "finished" && !plan?.steps;
     const { kind, value } = state.accuracy;
-    replace(this.head, h("header", { class: "page-head" }, h("p", { class: "eyebrow" }, "Train"), h("h1", {}, title), about && h("p", { class: "quiet" }, about)),
+    const heading = frozen ? "Frozen features are the result" : title;
+    const below = frozen ? "There was no room for training in this time. More time, or a GPU, changes that." : about;
+    replace(this.head, h("header", { class: "page-head" }, h("p", { class: "eyebrow" }, "Train"), h("h1", {}, heading), below && h("p", { class: "quiet" }, below)),
       ["stopped", "finished", "failed"].includes(training.state) && training.message && h("p", { class: training.state === "failed" ? "callout problem" : "callout" }, training.message),
       !ready && training.state === "idle"
         ? empty("Two classes with labels are needed", `There ${state.labels === 1 ? "is" : "are"} ${plural(state.labels, "label")} so far. One label of each class is enough to begin; four or more do much better.`, h("a", { class: "button primary", href: "#label" }, "Label"))
         : plan && h("dl", { class: "facts" },
-          fact("backbone", plan.backbone), plan.tuning && fact("tuning", plan.tuning), fact("steps", plan.steps ? count(plan.steps) : "chosen to fit the time"), training.state !== "finished" && fact(plan.steps ? "expected time" : "time", plan.seconds ? `about ${duration(plan.seconds)}` : "not known yet"),
+          fact("backbone", plan.backbone), plan.tuning && fact("tuning", plan.tuning), !frozen && fact("steps", plan.steps ? count(plan.steps) : "chosen to fit the time"), training.state !== "finished" && fact(plan.steps ? "expected time" : "time", plan.seconds ? `about ${duration(plan.seconds)}` : "not known yet"),
           training.state === "idle" && kind && fact("accuracy now", `${percent(value)}, ${kind}`),
           training.state === "idle" && fact("labels", count(state.labels)), training.state === "idle" && fact("unlabeled", count(Math.max(0, state.project.images - state.labels - state.none)))),
       ready && plan?.why && h("p", { class: "plan-why" }, h("span", { class: "lead-in" }, "why "), plan.why));
@@ -61,7 +64,7 @@ class TrainScreen {
       idle: ready ? [button("Start training", "start", "primary", "↵"), budget] : [],
       running: [button("Stop", "stop", "", "S"), h("a", { class: "button", href: "#label" }, "Go on labeling")],
       stopped: [button("Resume", "resume", "primary", "↵"), button("Start again", "start", "", "A"), budget],
-      finished: [h("a", { class: "button primary", href: "#audit" }, "Audit it"), button("Train again with the labels of now", "start", "", "A"), budget],
+      finished: [h("a", { class: "button primary", href: "#audit" }, "Audit it"), button("Train again with all labels", "start", "", "A"), budget],
       failed: [button("Start again", "start", "primary", "↵"), budget],
     }[training.state] ?? [];
     replace(this.buttons, ...shown);
@@ -69,7 +72,7 @@ class TrainScreen {
 
   /** @param {import("./state.js").Training} training */
   drawProgress(training) {
-    if (training.state === "idle") return replace(this.progress);
+    if (training.state === "idle" || (training.state === "finished" && !training.steps)) return replace(this.progress);
     const left = training.state === "running" && training.seconds_left ? `, ${duration(training.seconds_left)} left` : "";
     const bar = h("progress", { max: training.steps || 1, value: training.step, "aria-label": "Progress" });
     const running = training.state === "running";
