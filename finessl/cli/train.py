@@ -106,19 +106,21 @@ def show_summary(folder: Path, meta: dict[str, Any], frozen: Any = None) -> None
     from finessl.runs.directory import RunDirectory
     from finessl.runtime.terminal import console
 
+    method = RunDirectory(folder).recipe().method.name
+    solved = method == "quick"  # from frozen features, without steps
     table = Table(title=str(folder), show_header=False, title_justify="left")
     if meta.get("accuracy") is not None:
-        table.add_row("test accuracy", f"{meta['accuracy']:.2%} of {meta['test']:,} images, last step")
+        when = "" if solved else ", last step"
+        table.add_row("test accuracy", f"{meta['accuracy']:.2%} of {meta['test']:,} images{when}")
         if frozen is not None and (before := frozen.test_accuracy(frozen.chosen, frozen.candidate)) is not None:
             table.add_row("frozen features alone", f"{before:.2%} of them (finessl quick)")
     if meta.get("pseudo_accuracy") is not None:
         table.add_row("pseudo-label accuracy", f"{meta['pseudo_accuracy']:.2%} (last epoch)")
-    method = RunDirectory(folder).recipe().method.name
     if method in METHODS and not METHODS[method].uses_unlabeled():
         table.add_row("used", f"{meta['labeled']:,} labeled images")
     else:
         table.add_row("used with / without label", f"{meta['labeled']:,} / {meta['unlabeled']:,} images")
     table.add_row("trained parameters", f"{meta['trained_parameters']:,} of {meta['parameters']:,}")
-    table.add_row("time", f"{meta['seconds']:,.0f} s on {meta['device']}")
+    table.add_row("time", f"{meta['seconds']:,.0f} s {'after encoding, ' if solved else ''}on {meta['device']}")
     table.add_row("use it", f"finessl predict {shlex.quote(str(folder))} IMAGES…")
     console().print(table)

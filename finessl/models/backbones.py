@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from finessl.errors import FinesslError
 from finessl.models.aliases import BACKBONES, Alias, alias_of
@@ -128,6 +130,19 @@ def make_encoder(model: nn.Module) -> Encoder:
     return PooledEncoder(model) if unsupported(model) else ViTEncoder(model)  # type: ignore[arg-type]
 
 
+DRAWS = (Tensor.uniform_, Tensor.normal_, Tensor.erfinv_)  # timm's truncated normal distribution is made of these
+
+
+class SkipInit(TorchFunctionMode):
+    """Modules that are made within leave their parameters as they find them in memory: where a file gives all of them, drawing
+    initial values takes longer than reading the file."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__module__", "") == "torch.nn.init" or function in DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
 def _from_timm(
     name: str, alias: Alias, weights: str | Path | None, image_size: int | None, pretrained: bool
 ) -> Backbone:
@@ -141,7 +156,8 @@ def _from_timm(
     if download:
         _check_hub(name, config)
     try:
-        model: Any = timm.create_model(alias.timm, pretrained=download, **options)
+        with SkipInit() if download or weights is not None else contextlib.nullcontext():
+            model: Any = timm.create_model(alias.timm, pretrained=download, **options)
     except Exception as error:  # the hub's clients (requests, httpx, urllib) raise unrelated types
         if not download:
             raise FinesslError(f"timm could not build {alias.timm!r} at {size} px: {error}") from error

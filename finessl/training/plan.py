@@ -176,12 +176,15 @@ def affordable(
     half the size if need be: frozen features of DINOv2 at half size are far ahead of whatever trains on the embedded backbone
     (docs/results.md).
     """
-    found = candidate_backbones("auto", dict(files))
+    found, notes = candidate_backbones("auto", dict(files)), []
     if recipe.model.weights is not None:  # a file for the default backbone
         found = [(recipe.model.backbone, recipe.model.weights)]
     elif [name for name, _ in found] == ["embedded"]:  # nothing was fetched before
         wished = "dinov2-vit-b14" if device.type == "cuda" else "dinov2-vit-s14"
-        found = [(wished, None), *found] if hub_lacks(wished) is None else found
+        if hub_lacks(wished) is None:
+            found = [(wished, None), *found]
+        else:
+            notes.append(f"  {wished} is better on photos. The hub cannot be reached: give --weights {wished}=FILE.")
     parts = [part for part in (dataset.train, dataset.test) if part is not None]
     size = recipe.data.image_size
 
@@ -192,7 +195,7 @@ def affordable(
         needed = cost * sum(map(len, parts))
         return needed if needed <= limit else cost * sum(count_missing(part, encoder) for part in parts)
 
-    kept, late, notes = [], [], []
+    kept, late = [], []
     left, most = QUICK_SHARE * budget, (1 - 2 * RESERVE) * budget
     for name, file in found:
         try:

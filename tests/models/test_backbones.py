@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from finessl.errors import FinesslError
 from finessl.models.aliases import BACKBONES
-from finessl.models.backbones import create_backbone
+from finessl.models.backbones import SkipInit, create_backbone
 from finessl.models.encoder import PooledEncoder
 from finessl.models.vit import ViTEncoder
 from finessl.models.weights import load_weights
@@ -335,3 +335,17 @@ def test_real_weights_agree_with_timm(name: str, file: str) -> None:
         ours, timms = backbone.encoder(images), backbone.encoder.model(images)
     assert timms.std() > 0.1
     torch.testing.assert_close(ours, timms, rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_drawn_where_a_file_gives_the_weights(tmp_path: Path) -> None:
+    """The same backbone as with initial values, and the generator is not asked for any."""
+    drawn = create_backbone("vit_tiny_patch16_224", pretrained=False, image_size=32, seed=3)
+    save_file(drawn.encoder.model.state_dict(), tmp_path / "weights.safetensors")
+    loaded = create_backbone("vit_tiny_patch16_224", weights=tmp_path / "weights.safetensors", image_size=32)
+    assert loaded.sha256() == drawn.sha256()
+    with SkipInit():
+        before = torch.get_rng_state()
+        nn.Linear(3, 3)
+        nn.init.trunc_normal_(torch.empty(3))
+        torch.empty(3).normal_()
+        assert torch.equal(torch.get_rng_state(), before)

@@ -139,6 +139,8 @@ def test_train_plans_own_data_and_records_the_choice(planned: Any, shapes: Path,
 def test_frozen_features_are_the_result_where_training_has_no_room(planned: Any, shapes: Path, tmp_path: Path) -> None:
     text, recipe = planned(shapes, "-n", 4, "--budget", "1s")
     assert "This is what finessl recommends for this time" in text and recipe["method"]["name"] == "quick"
+    assert "last step" not in text and "after encoding" in text
+    assert "give --weights dinov2-vit-s14=FILE" in " ".join(text.split())  # the hub cannot be reached
     again, same = planned(shapes, "-n", 4, "--budget", "1s")
     assert same == recipe
     finessl.train(shapes, out=tmp_path / "copy", recipe=tmp_path / "run" / "recipe.toml", quiet=True)
