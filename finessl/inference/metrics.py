@@ -139,6 +139,25 @@ def bootstrap(
     return Interval(float(low), float(high))
 
 
+def paired_gain(
+    ours: np.ndarray, theirs: np.ndarray, resamples: int = 2000, seed: int = 0, level: float = 0.95
+) -> tuple[float, Interval]:
+    """How much more often one method is right than another, and the interval of that.
+
+    ours, theirs: bool [runs, images]; row k of both has the same seed and labels, column i is the same image. Runs and images
+    are resampled with replacement, equally for both: the interval covers other images and other seeds.
+    """
+    rng, difference = np.random.default_rng(seed), ours.astype(np.float64) - theirs
+    runs, images = difference.shape
+    values = []
+    for _ in range(resamples):
+        often = np.bincount(rng.integers(0, images, images), minlength=images)
+        values.append((difference @ often)[rng.integers(0, runs, runs)].mean() / images)
+    tail = (1 - level) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return float(difference.mean()), Interval(float(low), float(high))
+
+
 def estimate(right: np.ndarray, confidence: np.ndarray, others: np.ndarray) -> tuple[float, Interval, str]:
     """Accuracy and its 95 % interval from n judged images and the confidence of N others (PPI++, Angelopoulos 2023).
 

@@ -132,3 +132,15 @@ def test_bootstrap_is_paired() -> None:
     better[np.flatnonzero(~right)[:30]] = True
     low, high = metrics.bootstrap(lambda a, b: float(a.mean() - b.mean()), better, right)
     assert 0.06 < low < 0.1 < high < 0.14
+
+
+def test_paired_gain() -> None:
+    """One run: the binomial interval of the images. Several: that of the runs, where they differ more than images do."""
+    everything, three_quarters = np.ones((1, 400), bool), np.arange(400)[None] % 4 > 0
+    gain, (low, high) = metrics.paired_gain(everything, three_quarters)
+    assert gain == 0.25
+    assert (low, high) == pytest.approx((0.25 - 1.96 * 0.0217, 0.25 + 1.96 * 0.0217), abs=0.006)
+    assert metrics.paired_gain(three_quarters, three_quarters) == (0.0, (0.0, 0.0))
+    none = np.zeros((1, 400), bool)
+    ours, theirs = np.concatenate([everything, none]), np.concatenate([none, none])
+    assert metrics.paired_gain(ours, theirs) == (0.5, (0.0, 1.0))  # one seed gains all, the other nothing

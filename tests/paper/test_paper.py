@@ -8,6 +8,7 @@ import shutil
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -17,12 +18,13 @@ from finessl.errors import FinesslError
 from finessl.methods import METHODS
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
+from finessl.runtime.files import write_arrays
 from finessl.sweeps.engines import run_cells
 from finessl.sweeps.paper import needs
 from finessl.sweeps.paper.contents import Value, read_table
 from finessl.sweeps.paper.grid import Grid, identity, make_grid, read_scale, select
 from finessl.sweeps.paper.needs import Places, lacking, locate, named_places
-from finessl.sweeps.paper.report import tabulate, within
+from finessl.sweeps.paper.report import gains, tabulate, within
 
 
 def shown(table: str, out: Path, only: list[str], seeds: int = 3, **options: object) -> Grid:
@@ -284,7 +286,7 @@ def run(*words: str) -> str:
 
 def test_the_overview_has_every_table_and_what_it_lacks(no_hub: None) -> None:
     rows = {row["id"]: row for row in json.loads(run("--format", "json"))["rows"]}
-    assert len(rows) == 26
+    assert len(rows) == 27
     assert rows["main"]["values"]["FineSSL; CIFAR-100, N4"] == "80.44 ± 0.24"
     assert rows["lp-fft"]["needs"] == "cifar100, class-name features, clip-vit-b16"
     assert "data food101: give --root food101=DIR" in rows["main"]["lacks"]
@@ -358,3 +360,25 @@ def test_a_table_is_trained_and_printed_next_to_the_papers(shapes: Path, tmp_pat
     markdown = run(*words, "--show", "--format", "markdown")
     assert f"| CIFAR-100, N4 | FixMatch | {float(row['ours']):.2f} | 77.10 ± 1.04 |" in markdown
     assert r"77.10 $\pm$ 1.04" in run(*words, "--show", "--format", "latex")
+
+
+# ---- ahead of the paper ---------------------------------------------------------------------------------------------
+
+
+def test_rows_of_equal_compute_are_compared_image_by_image(tmp_path: Path) -> None:
+    """Of the seeds that both have; runs without predictions do not count."""
+    grid = shown("best", tmp_path, ["N4"])
+    rows = {entry.row.name: entry for entry in grid.entries}
+    labels = np.zeros(400, dtype=np.int64)
+    for name, seeds, right in (("VPT", (0, 1), 300), ("AdaptFormer", (1, 2), 340)):
+        for seed in seeds:
+            cell = rows[name].cells[seed]
+            finish(cell.run, cell.recipe, accuracy=right / 400)
+            logits = np.eye(2)[(np.arange(400) >= right).astype(int)]
+            write_arrays(cell.run.path / "predictions.npz", {"logits": logits, "labels": labels})
+    (sentence,) = gains(shown("best", tmp_path, ["N4"]))
+    assert sentence.startswith("CIFAR-100, N4: AdaptFormer is +10.00 against VPT (95 %: +7.")
+    assert sentence.endswith("paired bootstrap of 1 seed and 400 images)")
+    assert sentence in tabulate(shown("best", tmp_path, ["N4"])).notes
+    (rows["VPT"].cells[1].run.path / "predictions.npz").unlink()
+    assert gains(shown("best", tmp_path, ["N4"])) == []

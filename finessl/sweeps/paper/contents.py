@@ -70,6 +70,9 @@ class PaperTable:
     values: dict[tuple[str, str], Value]  # (row's name, column's title); those absent are no experiments
     changes: Tree = field(default_factory=dict)  # for all cells
     notes: list[str] = field(default_factory=list)
+    against: dict[str, str] = field(
+        default_factory=dict
+    )  # row → the row that its runs are compared with, image by image
 
     @property
     def figure(self) -> bool:
@@ -133,8 +136,9 @@ def read_table(name: str) -> PaperTable:
         if text != NO_CELL
     }
     return PaperTable(
-        name, raw["number"], raw["title"], columns, rows, values, raw.get("set", {}), raw.get("notes", [])
-    )
+        name, raw["number"], raw["title"], columns, rows, values, raw.get("set", {}), raw.get("notes", []),
+        raw.get("against", {}),
+    )  # fmt: skip
 
 
 def read_column(entry: str | Tree, metric: str) -> Column:

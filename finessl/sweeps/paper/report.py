@@ -7,7 +7,11 @@ from collections.abc import Callable
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
+
+from finessl.inference.metrics import paired_gain
 from finessl.recipe import Recipe
+from finessl.runtime.files import read_arrays
 from finessl.sweeps.paper.contents import PaperTable, Value, read_table, table_names
 from finessl.sweeps.paper.grid import Entry, Grid
 from finessl.sweeps.paper.needs import Places, kinds, lacking, locate
@@ -124,7 +128,36 @@ def notes(grid: Grid) -> list[str]:
         f"{' …' if len(places) > 3 else ''}]"
         for reason, places in grid.missing().items()
     ]
-    return [*grid.table.notes, *missing, *other_weights(grid)]
+    return [*grid.table.notes, *gains(grid), *missing, *other_weights(grid)]
+
+
+def gains(grid: Grid) -> list[str]:
+    """By how much rows are ahead of those that the table compares them with, from the seeds that both have predictions of."""
+    entries = {(entry.row.name, entry.column.title): entry for entry in grid.entries}
+    sentences = []
+    for (row, column), entry in entries.items():
+        other = entries.get((grid.table.against.get(row, ""), column))
+        if other is None:
+            continue
+        ours, theirs = right_answers(entry), right_answers(other)
+        if shared := sorted(ours.keys() & theirs.keys()):
+            first, second = (np.stack([runs[seed] for seed in shared]) for runs in (ours, theirs))
+            gain, (low, high) = paired_gain(first, second)
+            sentences.append(
+                f"{column}: {row} is {100 * gain:+.2f} against {other.row.name} (95 %: {100 * low:+.2f} to {100 * high:+.2f}; "
+                f"paired bootstrap of {len(shared)} seed{'s' if len(shared) > 1 else ''} and {len(ours[shared[0]]):,} images)"
+            )
+    return sentences
+
+
+def right_answers(entry: Entry) -> dict[int, np.ndarray]:
+    """Seed → bool [images], of the finished runs that have kept their predictions."""
+    found = {}
+    for cell in entry.cells:
+        if cell.run.finished() and (file := cell.run.path / "predictions.npz").exists():
+            arrays = read_arrays(file, "logits", "labels")
+            found[cell.recipe.seed] = arrays["logits"].argmax(1) == arrays["labels"]
+    return found
 
 
 def other_weights(grid: Grid) -> list[str]:
