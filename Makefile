@@ -21,7 +21,7 @@ $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
-demo: install  ## train on sample images with 4 labels per class, on the CPU (two to four minutes)
+demo: install  ## train on sample images with 4 labels per class, on the CPU (two to six minutes)
 	$(BIN)/finessl demo
 
 test: install  ## run every test on the CPU; JOBS=2 is the number of processes

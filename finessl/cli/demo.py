@@ -21,7 +21,7 @@ def demo(
 ) -> None:
     """Train on the sample images that come with the package.
 
-    4 labels per class, a small backbone; two to four minutes on two CPU cores.
+    4 labels per class, a small backbone; two to six minutes on two CPU cores.
     """
     from statistics import mean
 

@@ -130,7 +130,11 @@ def make_encoder(model: nn.Module) -> Encoder:
     return PooledEncoder(model) if unsupported(model) else ViTEncoder(model)  # type: ignore[arg-type]
 
 
-DRAWS = (Tensor.uniform_, Tensor.normal_, Tensor.erfinv_)  # timm's truncated normal distribution is made of these
+RANDOM_FILLS = (
+    Tensor.uniform_,
+    Tensor.normal_,
+    Tensor.erfinv_,
+)  # timm's truncated normal distribution is made of these
 
 
 class SkipInit(TorchFunctionMode):
@@ -138,7 +142,7 @@ class SkipInit(TorchFunctionMode):
     initial values takes longer than reading the file."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(function, "__module__", "") == "torch.nn.init" or function in DRAWS:
+        if getattr(function, "__module__", "") == "torch.nn.init" or function in RANDOM_FILLS:
             return args[0] if args else kwargs["tensor"]
         return function(*args, **(kwargs or {}))
 

@@ -10,7 +10,6 @@ The choice is written into the run's recipe: the run can be repeated anywhere fr
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import time
@@ -20,28 +19,24 @@ from typing import Any
 
 import torch
 
-from finessl.data.dataset import Dataset
 from finessl.errors import FinesslError
 from finessl.frozen.choose import SOLVERS
-from finessl.frozen.features import FrozenEncoder, count_missing
 from finessl.models.aliases import alias_of
-from finessl.models.backbones import Backbone, candidate_backbones, create_backbone, hub_lacks
+from finessl.models.backbones import create_backbone
 from finessl.models.vit import ViTEncoder
 from finessl.recipe import Recipe
 from finessl.runs.inputs import make_or_load_split, open_source
 from finessl.runtime.device import describe_device, resolve_device
 from finessl.runtime.machine import usable_cores
-from finessl.runtime.precision import resolve_precision
 from finessl.runtime.progress import Display, duration
+from finessl.training.affordable import RESERVE, affordable
 from finessl.training.diagnostics import MAX_ENCODED, MAX_PREDICTED, MAX_SHARE, MIN_IMAGES
 from finessl.training.quick import Answer, check_labels, quick
-from finessl.training.timing import Clock, Cost, time_encoding, time_reading, time_training
+from finessl.training.timing import Clock, Cost, time_reading, time_training
 
 BUDGET = {"cuda": 600.0}  # seconds; CPU_BUDGET elsewhere
 CPU_BUDGET = 900.0
-RESERVE = 0.1  # share of the budget for what is not counted: start-up, checkpoints, a machine that slows down
 COMPILING = 60.0  # seconds that a GPU's first steps take
-QUICK_SHARE = 0.5  # of the budget, at most, for encoding every image once
 LONGEST = 5000  # steps; a choice, not a measurement
 # Labeled images, counted as often as they are used, below which training is not worth its time: 1,000 steps of 32 are level
 # with frozen features on TrashNet and far ahead on CIFAR-100, 600 steps of 8 are behind (docs/results.md).
@@ -156,71 +151,6 @@ def make_plan(
 def trains(given: Mapping[str, Any]) -> bool:
     """Does the command ask for training in particular, so that frozen features alone are no answer to it?"""
     return any(name.startswith(("method.", "tuning.", "head.", "train.")) for name in given)
-
-
-@dataclass(frozen=True)
-class Encodable:
-    """What encodes all images in time."""
-
-    backbones: list[tuple[str, str | None]]  # name and weights file
-    image_size: int | None  # of their input; None: each backbone's own
-    notes: list[str]  # why others are left out
-
-
-def affordable(
-    recipe: Recipe, dataset: Dataset, files: Mapping[str, str], budget: float, device: torch.device, clock: Clock
-) -> Encodable:
-    """The backbones at hand whose features of all images fit into QUICK_SHARE of the budget together.
-
-    Where that leaves none but the embedded backbone, the first other one may take nearly the whole budget, with images of
-    half the size if need be: frozen features of DINOv2 at half size are far ahead of whatever trains on the embedded backbone
-    (docs/results.md).
-    """
-    found, notes = candidate_backbones("auto", dict(files)), []
-    if recipe.model.weights is not None:  # a file for the default backbone
-        found = [(recipe.model.backbone, recipe.model.weights)]
-    elif [name for name, _ in found] == ["embedded"]:  # nothing was fetched before
-        wished = "dinov2-vit-b14" if device.type == "cuda" else "dinov2-vit-s14"
-        if hub_lacks(wished) is None:
-            found = [(wished, None), *found]
-        else:
-            notes.append(f"  {wished} is better on photos. The hub cannot be reached: give --weights {wished}=FILE.")
-    parts = [part for part in (dataset.train, dataset.test) if part is not None]
-    size = recipe.data.image_size
-
-    def seconds(backbone: Backbone, limit: float) -> float:
-        """Of encoding all images, or those that are not in the cache if all take longer than `limit`."""
-        encoder = FrozenEncoder(backbone, device, resolve_precision(recipe.train.precision, device))
-        cost = time_encoding(encoder, clock)
-        needed = cost * sum(map(len, parts))
-        return needed if needed <= limit else cost * sum(count_missing(part, encoder) for part in parts)
-
-    kept, late = [], []
-    left, most = QUICK_SHARE * budget, (1 - 2 * RESERVE) * budget
-    for name, file in found:
-        try:
-            backbone = create_backbone(name, weights=file, image_size=size)
-        except FinesslError as error:
-            if file is not None or len(found) == 1:
-                raise
-            notes.append(f"  {name} is left out: {error}")
-            continue
-        if (needed := seconds(backbone, left)) <= left:
-            kept.append((name, file))
-            left -= needed
-        else:
-            late.append((name, file, needed, backbone.image_size // 2))
-    if late and all(name == "embedded" for name, _ in kept):
-        name, file, needed, half = late[0]
-        if needed <= most:
-            kept, late = [(name, file), *kept], late[1:]
-        elif size is None:
-            with contextlib.suppress(FinesslError):  # a backbone that does not take this size
-                if seconds(create_backbone(name, weights=file, image_size=half), most) <= most:
-                    full = f"  At its own image size, encoding the images with {name} would take {duration(needed)}."
-                    kept, late, size, notes = [(name, file)], late[1:], half, [full, *notes]
-    notes += [f"  {name} is left out: encoding the images would take {duration(t)}." for name, _, t, _ in late]
-    return Encodable(kept, size, notes)
 
 
 # ---- ways to train --------------------------------------------------------------------------------------------------

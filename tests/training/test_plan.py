@@ -18,6 +18,7 @@ from finessl import api
 from finessl.cli import app
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe
+from finessl.training import affordable as encoding
 from finessl.training import plan as planning
 from finessl.training.plan import LONGEST, Sizes, Way, decide, read_budget
 from finessl.training.timing import SMALL, STEPS, Cost, time_training
@@ -102,10 +103,10 @@ def test_step_is_timed_small_and_scaled(batch: int, scale: float) -> None:
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., tuple[str, dict[str, Any]]]]:
     """`finessl train` on a machine whose steps take one second; the output, and the recipe that it wrote."""
     monkeypatch.setenv("FINESSL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(planning, "candidate_backbones", lambda asked, files: [("embedded", None)])
-    monkeypatch.setattr(planning, "hub_lacks", lambda name: "no network")
+    monkeypatch.setattr(encoding, "candidate_backbones", lambda asked, files: [("embedded", None)])
+    monkeypatch.setattr(encoding, "hub_lacks", lambda name: "no network")
     monkeypatch.setattr(planning, "time_training", lambda recipe, *more: Cost(1.0, 0.001, 0.001))
-    monkeypatch.setattr(planning, "time_encoding", lambda encoder, clock: 0.001)
+    monkeypatch.setattr(encoding, "time_encoding", lambda encoder, clock: 0.001)
     monkeypatch.setattr(planning, "FEWEST", {"tuned": 16, "cached": 16})  # two steps of 8
     monkeypatch.setattr(planning, "time_reading", lambda images, clock: 0.0)
     ticks = itertools.count()
@@ -168,7 +169,7 @@ def test_budget_with_a_fixed_length_is_refused(shapes: Path, tmp_path: Path, mor
 
 
 @pytest.fixture
-def two_backbones(monkeypatch: pytest.MonkeyPatch, shapes: Path) -> Callable[..., planning.Encodable]:
+def two_backbones(monkeypatch: pytest.MonkeyPatch, shapes: Path) -> Callable[..., encoding.Encodable]:
     """`affordable` for the 96 images of `shapes`: a second each with "strong" at 224 px, a quarter at half of that."""
     from finessl.runs.inputs import open_source
 
@@ -183,11 +184,11 @@ def two_backbones(monkeypatch: pytest.MonkeyPatch, shapes: Path) -> Callable[...
         "count_missing": lambda part, encoder: len(part),
     }
     for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(planning, name, stand_in)
+        monkeypatch.setattr(encoding, name, stand_in)
 
-    def fits(budget: float, **fields: Any) -> planning.Encodable:
+    def fits(budget: float, **fields: Any) -> encoding.Encodable:
         recipe = Recipe.read(None, {"data.source": str(shapes), **fields})
-        return planning.affordable(recipe, open_source(recipe), {}, budget, CPU, lambda: 0.0)
+        return encoding.affordable(recipe, open_source(recipe), {}, budget, CPU, lambda: 0.0)
 
     return fits
 
