@@ -8,6 +8,7 @@ import pytest
 
 from finessl.errors import FinesslError
 from finessl.recipe import Choice, Recipe, merge, parse_setting, recipe_folder
+from finessl.recipe.small_batch import small_batch
 
 
 def test_defaults_are_the_papers() -> None:
@@ -222,3 +223,8 @@ def test_shipped_recipes_are_valid(path: Path) -> None:
         recipe.method.name, Task(classes=10, unlabeled=100, steps=recipe.train.steps, labeled=40), recipe.method.options
     )
     create_tuning(recipe.tuning.name, recipe.tuning.options)
+
+
+def test_small_batches_have_a_small_learning_rate() -> None:
+    assert small_batch(8, 150) == {"train.lr": 0.0075, "train.warmup": 15}
+    assert small_batch(32, 150) == small_batch(64, 150) == {}

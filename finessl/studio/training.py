@@ -25,6 +25,7 @@ from typing_extensions import TypedDict
 
 from finessl.data.dataset import readable
 from finessl.errors import FinesslError
+from finessl.recipe.small_batch import small_batch
 from finessl.runs.directory import RunDirectory
 from finessl.runtime.files import DamagedFile, read_json, write_atomically, write_json, writing
 from finessl.studio.events import Labels
@@ -218,6 +219,8 @@ class Trainer:
             weights = files.get(plan["backbone"])
             words += [f"--backbone={plan['backbone']}", f"--tuning={plan['tuning']}", f"--steps={plan['steps']}"]
             words += [f"--batch-size={started['batch_size']}", "--head-init=class-mean"]
+            rates = small_batch(started["batch_size"], plan["steps"])
+            words += [f"--set={name}={value}" for name, value in rates.items()]
             words += [f"--weights={weights}"] if weights else []
         else:
             words += [f"--budget={plan['seconds']:.0f}s"]

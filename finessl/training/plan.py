@@ -25,6 +25,7 @@ from finessl.models.aliases import alias_of
 from finessl.models.backbones import create_backbone
 from finessl.models.vit import ViTEncoder
 from finessl.recipe import Recipe
+from finessl.recipe.small_batch import FULL_BATCH, small_batch
 from finessl.runs.inputs import make_or_load_split, open_source
 from finessl.runtime.device import describe_device, resolve_device
 from finessl.runtime.machine import usable_cores
@@ -41,7 +42,6 @@ LONGEST = 5000  # steps; a choice, not a measurement
 # Labeled images, counted as often as they are used, below which training is not worth its time: 1,000 steps of 32 are level
 # with frozen features on TrashNet and far ahead on CIFAR-100, 600 steps of 8 are behind (docs/results.md).
 FEWEST = {"tuned": 32_000, "cached": 16_000}
-FULL_BATCH = 32  # labeled images per step that the learning rate of the recipes is made for
 DRAWS = 2  # views of each kind whose features are kept
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 SHORT_RUN = {"head.init": "class-mean", "method.pace_reset": "never"}  # a short run cannot begin with random heads
@@ -172,9 +172,6 @@ def time_ways(
     for number, (title, kind, fields) in enumerate(wanted):
         display.update("timing training steps", number, len(wanted))
         fields = {**SHORT_RUN, **chosen, **fields, **given}
-        batch = fields["train.batch_size"]
-        if batch < FULL_BATCH:  # at the full rate batches of 8 diverge (docs/results.md)
-            fields = {"train.lr": Recipe().train.lr * batch / FULL_BATCH, **fields}
         if fields.get("method.name", "finessl") != "finessl":
             fields.pop("method.pace_reset")
         try:
@@ -244,8 +241,7 @@ def decide(
     number = cheapest if number is None else number
     way, steps = ways[number], max(rooms[number], 1)
     epoch = min(500, math.ceil(steps / 10))
-    warmup = epoch if way.recipe.train.batch_size < FULL_BATCH else 0
-    lengths = {"train.epoch_steps": epoch, "train.warmup": warmup}
+    lengths = {"train.epoch_steps": epoch, **small_batch(way.recipe.train.batch_size, steps)}
     planned = Recipe.read(None, {**lengths, **way.fields, "train.steps": steps})
     train, seconds = planned.train, way.seconds(steps)
     size = planned.data.image_size or alias_of(planned.model.backbone).image_size

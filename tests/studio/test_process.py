@@ -116,7 +116,10 @@ def test_training_outlives_the_studio_and_resumes(photos, tmp_path):
             studio.trainer.start()
         studio.trainer.stop()
         assert wait_for(lambda: studio.trainer.state()["state"] == "stopped", 60)
-        assert (tmp_path / "state" / "runs" / "001" / "checkpoints").exists()
+        run = RunDirectory(tmp_path / "state" / "runs" / "001")
+        assert run.checkpoints.exists()
+        train = run.recipe().train  # six labels, six images per step
+        assert (train.batch_size, train.lr, train.warmup) == (6, 0.03 * 6 / 32, 500)
         studio.trainer.resume()
         assert studio.trainer.state()["state"] == "running"
         assert studio.trainer.process is not None
