@@ -16,8 +16,10 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     exception there can abort a C++ library that is being loaded."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            os.write(2, b"finessl: interrupted.\n" if number == _signal.SIGINT else b"finessl: terminated.\n")
-            os._exit(128 + number)
+            try:
+                os.write(2, b"finessl: interrupted.\n" if number == _signal.SIGINT else b"finessl: terminated.\n")
+            finally:  # nobody may be reading, and an import takes a BrokenPipeError for a file that is not there
+                os._exit(128 + number)
         frame = frame.f_back
     if number == _signal.SIGINT:
         raise KeyboardInterrupt

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -190,3 +191,22 @@ def test_a_name_that_the_system_refuses_is_one_sentence(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 1 and done.stderr.startswith("finessl: ") and "too long" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_signal_during_an_import_ends_a_process_that_nobody_reads() -> None:
+    """Standard error is a pipe whose reader has gone, as when the process that started this one was killed."""
+    code = """
+import os, signal
+from types import SimpleNamespace
+from finessl.__main__ import interrupt
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 2)
+importing = SimpleNamespace(f_code=SimpleNamespace(co_filename="<frozen importlib._bootstrap_external>"), f_back=None)
+try:
+    interrupt(signal.SIGTERM, importing)
+except OSError:  # as importlib does
+    pass
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 128 + signal.SIGTERM

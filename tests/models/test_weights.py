@@ -129,7 +129,7 @@ def test_damaged_file_gives_tensors_or_a_sentence(archive: Path, tmp_path: Path,
     else:
         torch.save(state, path, _use_new_zipfile_serialization=kind == "torch")
     whole, rng = path.read_bytes(), np.random.default_rng(0)
-    for _ in range(40):
+    for _ in range(400):
         data = bytearray(whole[: rng.integers(len(whole))] if rng.random() < 0.3 else whole)
         for place in rng.integers(0, max(len(data), 1), rng.integers(1, 6)):
             data[place : place + 1] = bytes([rng.integers(256)])
