@@ -66,9 +66,7 @@ def _read_torch(path: Path) -> Any:
         raise FinesslError(
             f"{path} {error} Save its state_dict() as a safetensors file (safetensors.torch.save_file) where you trust it."
         ) from error
-    except (
-        Exception
-    ) as error:  # torch's unpickler raises what it likes on a damaged file, AssertionError and struct.error too
+    except Exception as error:  # torch's unpickler raises anything on a damaged file: AssertionError, struct.error …
         first = str(error).splitlines()[0] if str(error) else "the file is cut short"
         if not isinstance(error, (RuntimeError, EOFError)):  # the other messages do not help a user
             first = "it is no PyTorch file, or holds more than tensors"

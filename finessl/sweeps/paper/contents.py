@@ -70,9 +70,7 @@ class PaperTable:
     values: dict[tuple[str, str], Value]  # (row's name, column's title); those absent are no experiments
     changes: Tree = field(default_factory=dict)  # for all cells
     notes: list[str] = field(default_factory=list)
-    against: dict[str, str] = field(
-        default_factory=dict
-    )  # row → the row that its runs are compared with, image by image
+    against: dict[str, str] = field(default_factory=dict)  # row → row of equal compute that it is compared with
 
     @property
     def figure(self) -> bool:
