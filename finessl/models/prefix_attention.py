@@ -21,6 +21,8 @@ Written by hand because no library's kernel takes keys from two tensors.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -29,23 +31,32 @@ from torch import Tensor
 from finessl.errors import FinesslError
 
 MAX_KEYS = 256  # tokens and prompts
-QUERIES = {"forward": 64, "backward": 64}  # per block: what keeps the accumulators in registers
-WARPS = {"forward": 4, "backward": 8}
 LOG2E = 1.4426950408889634
 
 
+@dataclass(frozen=True)
+class Launch:
+    """Block sizes and launch options of a kernel: the fastest of those tried on an H200 (docs/performance.md)."""
+
+    queries: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+# The forward pass: several programs per multiprocessor hide each other's latency. The backward pass keeps the gradients of
+# all keys and values in registers; blocks of 32 queries are what fits next to them.
+FORWARD = Launch(queries=128, keys=64, num_warps=8, num_stages=3)
+BACKWARD = Launch(queries=32, keys=MAX_KEYS, num_warps=8, num_stages=3)
+
+
 @triton.jit
-def _load_keys(qkv, prefix, T, L, part: tl.constexpr, H: tl.constexpr, D: tl.constexpr, N: tl.constexpr):
-    """[N, D] keys (part 1) or values (part 2): rows of the image, then rows of the prompts, then zeros."""
-    rows, dims = tl.arange(0, N), tl.arange(0, D)
-    own, shared = rows < T, (rows >= T) & (rows < T + L)
-    first = tl.load(qkv + rows[:, None] * (3 * H * D) + part * H * D + dims[None, :], mask=own[:, None], other=0.0)
-    second = tl.load(
-        prefix + (rows - T)[:, None] * (2 * H * D) + (part - 1) * H * D + dims[None, :],
-        mask=shared[:, None],
-        other=0.0,
-    )
-    return first + second
+def _load_keys(qkv, prefix, rows, T, L, part: tl.constexpr, H: tl.constexpr, D: tl.constexpr):
+    """[rows, D] keys (part 1) or values (part 2): rows of the image, then rows of the prompts, then zeros."""
+    own = qkv + rows * (3 * H * D) + part * H * D
+    shared = prefix + (rows - T) * (2 * H * D) + (part - 1) * H * D
+    at = tl.where(rows < T, own, shared)[:, None] + tl.arange(0, D)[None, :]
+    return tl.load(at, mask=(rows < T + L)[:, None], other=0.0)
 
 
 @triton.jit
@@ -53,27 +64,34 @@ def _forward(
     qkv, prefix, out, lse, scale, T, L,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """One head of one image. lse: log2 of the softmax's denominator, for the backward pass."""
-    image, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """M queries of one head of one image, with a running softmax over blocks of N keys. lse: log2 of the softmax's
+    denominator, for the backward pass."""
+    block, head, image = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     qkv += image * T * 3 * H * D + head * D
     prefix += head * D
     out += image * T * H * D + head * D
     lse += (image * H + head) * T
-    keys, dims = tl.arange(0, N), tl.arange(0, D)
-    k = _load_keys(qkv, prefix, T, L, 1, H, D, N)
-    v = _load_keys(qkv, prefix, T, L, 2, H, D, N)
-    for start in range(0, T, M):
-        rows = start + tl.arange(0, M)
-        inside = (rows < T)[:, None]
-        q = tl.load(qkv + rows[:, None] * (3 * H * D) + dims[None, :], mask=inside, other=0.0)
+    rows, dims = block * M + tl.arange(0, M), tl.arange(0, D)
+    inside = (rows < T)[:, None]
+    q = tl.load(qkv + rows[:, None] * (3 * H * D) + dims[None, :], mask=inside, other=0.0)
+    highest = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    o = tl.zeros((M, D), tl.float32)
+    for start in range(0, T + L, N):
+        keys = start + tl.arange(0, N)
+        k = _load_keys(qkv, prefix, keys, T, L, 1, H, D)
+        v = _load_keys(qkv, prefix, keys, T, L, 2, H, D)
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         s = tl.where((keys < T + L)[None, :], s, float("-inf"))
-        highest = tl.max(s, 1)
-        p = tl.exp2(s - highest[:, None])
-        total = tl.sum(p, 1)
-        o = tl.dot(p.to(v.dtype), v, input_precision="ieee") / total[:, None]
-        tl.store(out + rows[:, None] * (H * D) + dims[None, :], o.to(out.dtype.element_ty), mask=inside)
-        tl.store(lse + rows, highest + tl.log2(total), mask=rows < T)
+        level = tl.maximum(highest, tl.max(s, 1))
+        p = tl.exp2(s - level[:, None])
+        shrink = tl.exp2(highest - level)
+        total = total * shrink + tl.sum(p, 1)
+        o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision="ieee")
+        highest = level
+    o = o / total[:, None]
+    tl.store(out + rows[:, None] * (H * D) + dims[None, :], o.to(out.dtype.element_ty), mask=inside)
+    tl.store(lse + rows, highest + tl.log2(total), mask=rows < T)
 
 
 @triton.jit
@@ -81,7 +99,7 @@ def _backward(
     qkv, prefix, out, lse, grad, d_qkv, d_prefix, scale, softmax_scale, T, L,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """One head of one image. d_prefix: [n, L, 2, H, D], one per image."""
+    """One head of one image, M queries at a time. d_prefix: [n, L, 2, H, D], one per image."""
     image, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     qkv += image * T * 3 * H * D + head * D
     d_qkv += image * T * 3 * H * D + head * D
@@ -91,8 +109,8 @@ def _backward(
     grad += image * T * H * D + head * D
     lse += (image * H + head) * T
     keys, dims = tl.arange(0, N), tl.arange(0, D)
-    k = _load_keys(qkv, prefix, T, L, 1, H, D, N)
-    v = _load_keys(qkv, prefix, T, L, 2, H, D, N)
+    k = _load_keys(qkv, prefix, keys, T, L, 1, H, D)
+    v = _load_keys(qkv, prefix, keys, T, L, 2, H, D)
     dk = tl.zeros((N, D), tl.float32)
     dv = tl.zeros((N, D), tl.float32)
     for start in range(0, T, M):
@@ -101,29 +119,26 @@ def _backward(
         q = tl.load(qkv + rows[:, None] * (3 * H * D) + dims[None, :], mask=inside, other=0.0)
         o = tl.load(out + rows[:, None] * (H * D) + dims[None, :], mask=inside, other=0.0)
         do = tl.load(grad + rows[:, None] * (H * D) + dims[None, :], mask=inside, other=0.0)
+        level = tl.load(lse + rows, mask=rows < T, other=0.0)
         delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
         st = tl.dot(k, tl.trans(q), input_precision="ieee") * scale  # [keys, queries]
-        pt = tl.exp2(st - tl.load(lse + rows, mask=rows < T, other=0.0)[None, :])
-        pt = tl.where((keys < T + L)[:, None], pt, 0.0)
-        dv += tl.dot(pt.to(do.dtype), do, input_precision="ieee")
         dpt = tl.dot(v, tl.trans(do), input_precision="ieee")
+        # Rows beyond the last key are not masked: their dk and dv are not stored, and their k adds zero to dq.
+        pt = tl.exp2(st - level[None, :])
+        dv = tl.dot(pt.to(do.dtype), do, dv, input_precision="ieee")
         dst = (pt * (dpt - delta[None, :])).to(q.dtype)
-        dk += tl.dot(dst, q, input_precision="ieee")
+        dk = tl.dot(dst, q, dk, input_precision="ieee")
         dqt = tl.dot(tl.trans(k), dst, input_precision="ieee") * softmax_scale  # [D, queries]
         tl.store(
             d_qkv + rows[None, :] * (3 * H * D) + dims[:, None],
             dqt.to(d_qkv.dtype.element_ty),
             mask=(rows < T)[None, :],
         )
-    dk = (dk * softmax_scale).to(d_qkv.dtype.element_ty)
-    dv = dv.to(d_qkv.dtype.element_ty)
-    own, shared = (keys < T)[:, None], ((keys >= T) & (keys < T + L))[:, None]
-    at = d_qkv + keys[:, None] * (3 * H * D) + dims[None, :]
-    tl.store(at + H * D, dk, mask=own)
-    tl.store(at + 2 * H * D, dv, mask=own)
-    at = d_prefix + (keys - T)[:, None] * (2 * H * D) + dims[None, :]
-    tl.store(at, dk, mask=shared)
-    tl.store(at + H * D, dv, mask=shared)
+    own = d_qkv + keys * (3 * H * D) + H * D
+    shared = d_prefix + (keys - T) * (2 * H * D)
+    at, inside = tl.where(keys < T, own, shared)[:, None] + dims[None, :], (keys < T + L)[:, None]
+    tl.store(at, (dk * softmax_scale).to(d_qkv.dtype.element_ty), mask=inside)
+    tl.store(at + H * D, dv.to(d_qkv.dtype.element_ty), mask=inside)
 
 
 @torch.library.custom_op("finessl::prefix_attention", mutates_args=())
@@ -131,9 +146,9 @@ def attend(qkv: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
     """(output [n, T, H · D], lse [n, H, T]).   qkv: [n, T, 3, H, D].   prefix: [L, 2, H, D], keys and values of the prompts."""
     n, tokens, _, heads, dim = qkv.shape
     out, lse = qkv.new_empty(n, tokens, heads * dim), qkv.new_empty(n, heads, tokens, dtype=torch.float32)
-    _forward[(n, heads)](
-        qkv, prefix, out, lse, dim**-0.5 * LOG2E, tokens, len(prefix), heads, dim, QUERIES["forward"], MAX_KEYS,
-        num_warps=WARPS["forward"],
+    _forward[(triton.cdiv(tokens, FORWARD.queries), heads, n)](
+        qkv, prefix, out, lse, dim**-0.5 * LOG2E, tokens, len(prefix), heads, dim, FORWARD.queries, FORWARD.keys,
+        num_warps=FORWARD.num_warps, num_stages=FORWARD.num_stages,
     )  # fmt: skip
     return out, lse
 
@@ -151,7 +166,7 @@ def attend_backward(qkv: Tensor, prefix: Tensor, out: Tensor, lse: Tensor, grad:
     d_qkv, d_prefix = torch.empty_like(qkv), prefix.new_empty(n, *prefix.shape)
     _backward[(n, heads)](
         qkv, prefix, out, lse, grad.contiguous(), d_qkv, d_prefix, dim**-0.5 * LOG2E, dim**-0.5, tokens, len(prefix),
-        heads, dim, QUERIES["backward"], MAX_KEYS, num_warps=WARPS["backward"],
+        heads, dim, BACKWARD.queries, BACKWARD.keys, num_warps=BACKWARD.num_warps, num_stages=BACKWARD.num_stages,
     )  # fmt: skip
     return d_qkv, d_prefix.sum(0, dtype=torch.float32).to(prefix.dtype)
 
