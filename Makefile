@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+GPU_JOBS ?= 5
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-gpu test-browser fuzz export-check lint docs clean
@@ -27,8 +28,10 @@ demo: install  ## train on sample images with 4 labels per class, on the CPU (tw
 test: install  ## run every test on the CPU; JOBS=2 is the number of processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-test-gpu: install  ## run the tests that need a CUDA device, one after the other; compiled kernels are kept in .venv
-	TORCHINDUCTOR_CACHE_DIR=$(VENV)/inductor $(BIN)/python -m pytest -m gpu --verbose --durations 10 tests/training tests/models tests/data tests/methods
+# Most of their time is compilation on the CPU: several processes share the GPU and one folder of compiled kernels.
+test-gpu: install  ## run the tests that need a CUDA device; GPU_JOBS=5 is the number of processes. Kernels are kept in .venv
+	OMP_NUM_THREADS=2 TORCHINDUCTOR_COMPILE_THREADS=3 TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(VENV)/inductor TRITON_CACHE_DIR=$(CURDIR)/$(VENV)/triton \
+	  $(BIN)/python -m pytest -m gpu -vv --numprocesses $(GPU_JOBS) --dist worksteal --durations 10 tests/training tests/models tests/data tests/methods
 
 test-browser: $(VENV)/.browser  ## run the studio's tests in Chromium: the system's, or one that Playwright fetches
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -m browser tests/studio

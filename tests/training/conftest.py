@@ -41,6 +41,12 @@ def quick_recipe(data: Path | str, **changes: Any) -> Recipe:
     return Recipe.read(None, {**FIELDS, "data.source": str(data), **changes})
 
 
+@pytest.fixture(autouse=True)
+def views_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled run makes the process compile its views from then on; the next test starts without."""
+    monkeypatch.setattr("finessl.runtime.compile.fusing", False, raising=False)
+
+
 class Stop(Exception):
     """A kill after a checkpoint."""
 
