@@ -13,7 +13,7 @@ from finessl.runtime.device import synchronize
 
 # The first pattern that matches the name of a kernel (on the CPU: of an operator) is its kind.
 KINDS = (
-    ("attention", r"sdpa|flash|fmha|scaled_dot_product|cudnn::fusion"),
+    ("attention", r"sdpa|flash|fmha|scaled_dot_product|cudnn::fusion|^_(forward|backward)$"),
     ("matrix products", r"nvjet|gemm|cutlass|addmm|::b?mm\b|mkldnn_linear|::linear"),
     ("activation", r"sigmoid|gelu|silu"),
     ("norms and residuals", r"layer_norm|group_norm|batch_norm"),

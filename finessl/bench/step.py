@@ -69,12 +69,19 @@ def bench_step(
     repeats: int = 10,
     compile: bool | None = None,
     profile: bool = False,
+    two_sources: bool | None = None,
 ) -> StepBench:
-    """Time the steps of a recipe, on the data that it names or else on random images of `source_size` in `classes`."""
+    """Time the steps of a recipe, on the data that it names or else on random images of `source_size` in `classes`.
+
+    two_sources: of a transformer's attention (models/vit.py); None: the faster one.
+    """
     dataset = open_source(recipe) if recipe.data.source else random_pixels(classes, IMAGES, source_size)
     experiment = prepare(recipe, None, device, dataset=dataset)
     precision = resolve_precision(recipe.train.precision, device)
     network = experiment.network.train()
+    for part in network.encoder.parts():
+        if isinstance(part, ViTEncoder):
+            part.two_sources = two_sources
     store_frozen(network.encoder, precision)
     reset_memory(device)
     diagnostics = Diagnostics(experiment.method, hidden_truth(experiment.dataset, experiment.split), device)

@@ -187,16 +187,21 @@ def _differentiate(ctx, grad: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]
 attend.register_autograd(_differentiate, setup_context=_save)
 
 
+def fits(tokens: int, length: int, dim: int, dtype: torch.dtype) -> bool:
+    """Do the kernels take this many tokens and prompts, with heads of `dim` channels? float32 needs twice the shared memory."""
+    return tokens + length <= MAX_KEYS and dim in (16, 32, 64) and (dtype.itemsize == 2 or dim <= 32)
+
+
 def prefix_attention(qkv: Tensor, prefix: Tensor | None) -> Tensor:
     """Attention output [n, T, H · D].
 
     qkv: [n, T, 3, H, D], the output of the qkv layer.   prefix: [L, 2, H, D], or None without prompts.
     """
     shared = qkv.new_empty(0, 2, *qkv.shape[3:]) if prefix is None else prefix
-    too_wide = qkv.is_cuda and qkv.dtype == torch.float32 and qkv.shape[-1] > 32  # for the shared memory
-    if (keys := qkv.shape[1] + len(shared)) > MAX_KEYS or qkv.shape[-1] not in (16, 32, 64) or too_wide:
+    tokens, length, dim = qkv.shape[1], len(shared), qkv.shape[-1]
+    if not fits(tokens, length, dim, qkv.dtype) and (qkv.is_cuda or tokens + length > MAX_KEYS):
         raise FinesslError(
-            f"attention from two sources takes at most {MAX_KEYS} tokens and prompts ({keys} here) and heads of 16, 32 or 64 "
-            f"channels ({qkv.shape[-1]} here), in float32 at most 32."
+            f"attention from two sources takes at most {MAX_KEYS} tokens and prompts ({tokens + length} here) and heads of 16, "
+            f"32 or 64 channels ({dim} here), in float32 at most 32."
         )
     return attend(qkv.contiguous(), shared.contiguous())[0]

@@ -29,6 +29,7 @@ References: Jia et al. 2022, https://arxiv.org/abs/2203.12119 (VPT); Li & Liang 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,6 @@ from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
 
 MAX_UNFUSED_TOKENS = 512  # keys up to which the attention matrix needs little memory
-two_sources = False  # attention by prefix_attention.py; `finessl bench step --two-sources` measures it on a GPU
 
 
 def unsupported(model: nn.Module) -> str | None:
@@ -98,6 +98,19 @@ def project(linear: nn.Module, x: Tensor, channels: slice) -> Tensor:
     return linear(x, channels)
 
 
+@functools.cache
+def has_kernels(device: torch.device) -> bool:
+    """Do the kernels of prefix_attention.py run well on `device`? They are laid out for the registers and the shared memory of
+    Hopper GPUs."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 class ViTEncoder(Encoder):
     """images [n, 3, S, S] → features [n, dim] through a timm VisionTransformer, `model`.
 
@@ -122,6 +135,7 @@ class ViTEncoder(Encoder):
         self.branches = nn.ModuleDict()
         self.adapters = nn.ModuleDict()
         self.embed, self.run_block = embed, run_block
+        self.two_sources: bool | None = None  # attention by prefix_attention.py; None: where it is faster
 
     @property
     def depth(self) -> int:
@@ -130,6 +144,21 @@ class ViTEncoder(Encoder):
     def compile_with(self, wrap: Callable[[Any], Any]) -> None:
         """Wrap the block function, which all blocks share: it is compiled once, not once per block."""
         self.embed, self.run_block = wrap(embed), wrap(run_block)
+
+    def attends_two_sources(self, x: Tensor) -> bool:
+        """Does the attention over tokens x [n, tokens, dim] read its keys from two tensors? It saves joining them, and its
+        backward pass is faster than cuDNN's; its forward pass alone, without prompts, is slower."""
+        if self.two_sources is not None:
+            return self.two_sources
+        if x.dtype != torch.bfloat16 or not has_kernels(x.device):
+            return False
+        from finessl.models.prefix_attention import fits
+
+        attn: Any = self.model.blocks[0].attn
+        plain = isinstance(attn.q_norm, nn.Identity) and isinstance(attn.k_norm, nn.Identity) and not attn.attn_drop.p
+        length = 0 if self.prompts is None else self.prompts.shape[1]
+        pays = length > 0 or torch.is_grad_enabled()
+        return plain and pays and fits(x.shape[1], length, attn.head_dim, x.dtype)
 
     def forward(self, images: Tensor) -> Tensor:
         model = self.model
@@ -140,15 +169,15 @@ class ViTEncoder(Encoder):
         if self.prompts is not None:
             prompts[self.depth - len(self.prompts) :] = self.prompts.to(x.dtype).unbind()
         adapters, branches = dict(self.adapters.items()), dict(self.branches.items())
-        class_only = model.global_pool == "token"
+        class_only, two_sources = model.global_pool == "token", self.attends_two_sources(x)
         residual: Tensor | None = None  # output of the previous block's MLP, not yet added to x
         for i, (block, prompt) in enumerate(zip(model.blocks, prompts, strict=True)):
             last = class_only and i == self.depth - 1
-            slots = adapters.get(str(i)), branches.get(str(i))
+            rest = last, two_sources, adapters.get(str(i)), branches.get(str(i))
             if self.checkpointing and torch.is_grad_enabled():
-                x, residual = checkpoint(self.run_block, block, x, residual, prompt, last, *slots, use_reentrant=False)
+                x, residual = checkpoint(self.run_block, block, x, residual, prompt, *rest, use_reentrant=False)
             else:
-                x, residual = self.run_block(block, x, residual, prompt, last, *slots)
+                x, residual = self.run_block(block, x, residual, prompt, *rest)
         x = x if residual is None else x + residual
         if self.tokens is not None and not class_only:
             x = x[:, : -len(self.tokens)]
@@ -168,17 +197,19 @@ def run_block(
     residual: Tensor | None,
     prompts: Tensor | None,
     class_only: bool,
+    two_sources: bool = False,
     adapter: Any = None,
     branch: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """One transformer block on the residual stream x + residual.
 
     x, residual: [n, tokens, dim].   prompts: [length, dim].   class_only: compute the class token's output only.
+    two_sources: attention by prefix_attention.py.
     Returns the new (x, residual), [n, tokens, dim] or [n, 1, dim]. Their sum is left to the next block, where the compiler
     fuses it with norm1.
     """
     x = x if residual is None else x + residual
-    attended = attend(block, x, prompts, class_only)
+    attended = attend(block, x, prompts, class_only, two_sources)
     x = x[:, :1] if class_only else x
     x = x + block.drop_path1(block.ls1(attended)).to(x.dtype)
     y = block.ls2(block.mlp(layer_norm(block.norm2, x)))
@@ -190,7 +221,7 @@ def run_block(
     return x, y
 
 
-def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> Tensor:
+def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool, two_sources: bool = False) -> Tensor:
     """Norm and attention of a block, with prompts as key/value prefixes."""
     attn, width = block.attn, block.attn.num_heads * block.attn.head_dim
     heads = (attn.num_heads, attn.head_dim)
@@ -204,7 +235,7 @@ def attend(block: Any, x: Tensor, prompts: Tensor | None, class_only: bool) -> T
         y = attend_joined(attn, q, project(attn.qkv, x, slice(width, None)).unflatten(-1, (2, *heads)), prefix)
     else:
         qkv = attn.qkv(x).unflatten(-1, (3, *heads))
-        if two_sources and isinstance(attn.q_norm, nn.Identity) and isinstance(attn.k_norm, nn.Identity):
+        if two_sources:
             from finessl.models.prefix_attention import prefix_attention
 
             y = prefix_attention(qkv, prefix)

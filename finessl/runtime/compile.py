@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -42,6 +42,18 @@ def start_compilers() -> None:
 
         AsyncCompile.warm_pool()
         AsyncCompile.use_process_pool()
+        # A warm start finds the graphs of fp8 layers, which are autograd functions, in the cache. Their code is in the key.
+        torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Compiled functions run eagerly: for work so short that a compilation of its own would not repay."""
+    if not fusing:  # nothing is compiled; set_stance would only import the compiler
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def compiled(eager: Callable[..., Any], *, dynamic: bool | None = False) -> Callable[..., Any]:

@@ -26,14 +26,14 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from finessl.data.loader import Views
 from finessl.errors import FinesslError
 from finessl.methods.base import HeadOutputs, Result
 from finessl.models.build import compile_encoder
 from finessl.models.network import Network
-from finessl.runtime.compile import compiled
+from finessl.runtime.compile import compiled, uncompiled
 from finessl.runtime.precision import autocast
 from finessl.training.step import TrainingStep
 
@@ -146,12 +146,14 @@ class EagerForward:
 
 
 class CudaGraphForward:
-    """A forward pass whose encoder is a CUDA graph, for the batch of the weak views, which it has been compiled for.
-    Parameters may change from call to call, their addresses may not."""
+    """A forward pass whose encoder is a CUDA graph, for the batch of the weak views, which it has been compiled for. With
+    dropout the weak views' graph is not the evaluation's: then it is captured uncompiled, because compiling it again would
+    cost more than it saves in ten evaluations. Parameters may change from call to call, their addresses may not."""
 
     def __init__(self, step: TrainingStep) -> None:
         self.network, self.device, self.precision = step.network, step.device, step.precision
         self.batch_size = step.train.batch_size * step.train.mu
+        self.shares_compiled = not any(isinstance(m, nn.Dropout) and m.p > 0 for m in step.network.modules())
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, images: Tensor) -> HeadOutputs:
@@ -178,7 +180,8 @@ class CudaGraphForward:
         self.graph = graph
 
     def compute(self) -> Tensor:
-        with torch.no_grad(), autocast(self.device, self.precision):
+        mode = contextlib.nullcontext() if self.shares_compiled else uncompiled()
+        with torch.no_grad(), autocast(self.device, self.precision), mode:
             return self.network.features(self.images)
 
 

@@ -68,10 +68,11 @@ for shape in here.SHAPES:
 
 from conftest import tiny
 from finessl.errors import FinesslError
-from finessl.models import prefix_attention as kernels, vit
+from finessl.models import prefix_attention as kernels
+from finessl.models.vit import ViTEncoder
 from finessl.models.prefix_attention import prefix_attention
 from finessl.models.tuning import create
-encoder = vit.ViTEncoder(tiny().float())  # heads of 16 channels
+encoder = ViTEncoder(tiny().float())  # heads of 16 channels
 create("vpt-deep", {{"length": 5}}).apply(encoder, torch.Generator().manual_seed(0))
 images = torch.randn(2, 3, 32, 32)
 def run():
@@ -79,7 +80,7 @@ def run():
     return features, *torch.autograd.grad(features.square().sum(), encoder.prompts)
 before = run()
 calls, kernels.prefix_attention = [], lambda *tensors: calls.append(tensors) or prefix_attention(*tensors)
-vit.two_sources = True
+encoder.two_sources = True
 for ours, right in zip(run(), before, strict=True):
     torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
 assert len(calls) == 2  # of three blocks: the last one has a single query

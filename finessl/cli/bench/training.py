@@ -27,18 +27,19 @@ def step(
     compile_: Compile = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also print the kernels by kind.")] = False,
     two_sources: Annotated[
-        bool,
-        typer.Option("--two-sources", help="Attention by Triton kernels that read keys from two tensors; on a GPU."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--two-sources/--joined",
+            help="Attention by Triton kernels that read keys from two tensors, or over joined keys. [default: the faster one]",
+        ),
+    ] = None,
     device: Device = "auto",
     json_: Json = False,
 ) -> None:
     """Where a training step's time goes, and how far it is from the device's limit."""
     from finessl.bench.step import bench_step
-    from finessl.models import vit
     from finessl.runtime.device import resolve_device
 
-    vit.two_sources = two_sources
     recipe = bench_recipe(fields, data)
     result = bench_step(
         recipe,
@@ -48,6 +49,7 @@ def step(
         repeats=repeats,
         compile=compile_,
         profile=profile,
+        two_sources=two_sources,
     )
     if json_:
         print(json.dumps(result.as_dict()))
