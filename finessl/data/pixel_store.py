@@ -7,6 +7,7 @@ by fingerprint. Training calls `store.batch(indices, device)`. On a GPU the pixe
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -18,12 +19,12 @@ import torch
 from torch import Tensor
 
 from finessl.data import pixel_file
-from finessl.data.cache import make_room, pixel_folder, remove
+from finessl.data.cache import SHARED, make_room, pixel_folder, remove
 from finessl.data.dataset import Statistics, readable
 from finessl.data.decoding import MAX_ASPECT, ImageError, fitted
 from finessl.data.identity import content_digest, written_digest
 from finessl.data.images import ArrayImages, Images
-from finessl.data.pixel_file import PixelBuffer, PixelFile, locked
+from finessl.data.pixel_file import CannotWrite, PixelBuffer, PixelFile, locked
 from finessl.data.pixel_ops import Packed, upload
 from finessl.data.reading import thread_pool
 from finessl.errors import FinesslError
@@ -222,17 +223,13 @@ class PixelStore:
                 progress(0, len(images))
                 begun = PixelFile.resume(folder)
                 offsets = fit.plan(pool) if begun is None else begun.offsets
-                if offsets[-1] <= limit:
+                fits = offsets[-1] <= limit
+                shared = memory_limit_bytes is None and bool(os.environ.get(SHARED))
+                with contextlib.suppress(CannotWrite) if fits else contextlib.nullcontext():
+                    buffer = None if fits and not shared else fit.to_file(folder, offsets, pool, progress)
+                if buffer is None:
                     buffer = PixelBuffer(offsets)
                     fit.decode(buffer, pool, progress)
-                else:
-                    with locked(folder):  # another process may have begun or finished it meanwhile
-                        buffer = PixelFile.open(folder) or PixelFile.resume(folder)
-                        if buffer is None:
-                            make_room(folder.parent, int(offsets[-1]), keep=folder)
-                            buffer = PixelFile.create(folder, offsets)
-                        fit.decode(buffer, pool, progress)
-                        buffer = buffer.finish(fit.about())
         file = buffer if isinstance(buffer, PixelFile) else None
         return cls(buffer.pixels, buffer.offsets, buffer.sizes, sorted(buffer.failures), file)
 
@@ -272,6 +269,16 @@ class Fit:
         if len(known := np.unique(sizes[sizes > 0])) == 1:
             sizes[:] = known[0]
         return np.concatenate([[0], np.cumsum(sizes)])
+
+    def to_file(self, folder: Path, offsets: np.ndarray, pool: ThreadPoolExecutor, progress: Count) -> PixelFile:
+        """The images decoded into files, by this process or by another one that has begun or finished meanwhile."""
+        with locked(folder):
+            buffer = PixelFile.open(folder) or PixelFile.resume(folder)
+            if buffer is None:
+                make_room(folder.parent, int(offsets[-1]), keep=folder)
+                buffer = PixelFile.create(folder, offsets)
+            self.decode(buffer, pool, progress)
+            return buffer.finish(self.about())
 
     def decode(self, buffer: PixelBuffer, pool: ThreadPoolExecutor, progress: Count) -> None:
         """Every image that the buffer lacks, in rounds; the buffer takes note of each round."""

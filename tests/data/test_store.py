@@ -279,6 +279,28 @@ def test_a_second_builder_waits_for_the_first(folder: Path, tmp_path: Path, monk
     assert decoded == ["first"] * 6 and contents(built) == contents(PixelStore.build(images, shorter=16))
 
 
+def test_several_runs_share_files(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    """As jobs of a grid, though the pixels would fit into memory."""
+    monkeypatch.setenv("FINESSL_SHARED_PIXELS", "1")
+    images, options = open_dataset(folder).train, {"shorter": 16, "cache_dir": tmp_path / "c"}
+    counted: list[int] = []
+    first, second = (
+        PixelStore.build(images, **options, progress=lambda done, _: counted.append(done)) for _ in range(2)
+    )
+    assert isinstance(first.flat, np.memmap) and isinstance(second.flat, np.memmap) and counted == [0, 6]
+    assert contents(first) == contents(second)
+
+
+def test_a_disk_that_cannot_be_written_is_no_reason_to_fail(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("FINESSL_SHARED_PIXELS", "1")
+    (tmp_path / "c").write_text("a file where a folder should be")
+    images = open_dataset(folder).train
+    built = PixelStore.build(images, shorter=16, cache_dir=tmp_path / "c")
+    assert not isinstance(built.flat, np.memmap) and len(contents(built)) == 6
+    with pytest.raises(FinesslError, match="cannot write decoded images"):
+        PixelStore.build(images, shorter=16, cache_dir=tmp_path / "c", memory_limit_bytes=0)
+
+
 def unpacked(images: Packed) -> list[np.ndarray]:
     flat, sizes = images.flat.cpu().numpy(), images.sizes.tolist()
     return [flat[at : at + 3 * h * w].reshape(h, w, 3) for at, (h, w) in zip(images.start, sizes, strict=True)]
