@@ -6,6 +6,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from PIL import Image
 
 from finessl.bench import frozen
 from finessl.bench.data import bench_data
+from finessl.bench.photos import photo_sizes
 from finessl.bench.profile import kind_of
 from finessl.bench.scale import SizeCost, bench_scale, middle, ratios
 from finessl.cli import app
@@ -131,6 +133,71 @@ def test_data_of_ones_own_leaves_out_what_is_broken(shapes: Path, tmp_path: Path
             (folder / path.name).write_bytes(path.read_bytes() if number else b"no image")
     rows = bench_data(str(tmp_path / "own"), torch.device("cpu"), images=99, size=16, batch=2, repeats=1)
     assert all(row.rate > 0 for row in rows)
+
+
+def test_steps_on_images_of_many_sizes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("finessl.bench.photos.SIZES", 16)
+    words = ["bench", "data", "--step", "--images", "30", "--size", "32", "--steps", "1", *SMALL]
+    result = output(capsys, *words)
+    assert isinstance(result, dict) and list(result["step_ms"]) == list(result["ratio"]) == ["one size", "many sizes"]
+    assert result["images"] == 30 and 10 < result["sizes"] <= 16 and result["one_size"] == [37, 49]
+    one, many = result["step_ms"].values()
+    assert result["ratio"]["one size"] == 1 and result["ratio"]["many sizes"] == pytest.approx(many / one, rel=1e-3)
+    app(words[:-1], standalone_mode=False)  # without --json
+    table = capsys.readouterr().out
+    assert "30 JPEGs of" in table and "\nmany sizes  " in table
+    with pytest.raises(FinesslError, match="bench step --data photos"):
+        app(["bench", "data", "photos", "--step"], standalone_mode=False)
+
+
+def test_photos_are_upright_and_across() -> None:
+    sides = photo_sizes(200)
+    across = [width > height for width, height in sides]
+    assert 50 < sum(across) < 150 and len(set(sides)) > 190
+    assert all(280 <= min(side) <= 520 and max(side) <= 16 / 9 * min(side) for side in sides)
+
+
+def test_jobs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With a stand-in for finessl compare, which takes a known time."""
+    commands: list[list[str]] = []
+    now = 0.0
+
+    def compare(command: list[str], env: dict[str, str], **more: object) -> object:
+        nonlocal now
+        commands.append(command[3:])
+        seeds = int(command[command.index("--seeds") + 1])
+        now += {"--no-mps": 4.0, "--mps": 2.0}.get(command[-3], 6.0)
+        for seed in range(seeds):
+            run = Path(command[-1]) / f"seed={seed}"
+            run.mkdir(parents=True)
+            (run / "meta.json").write_text(
+                json.dumps({"finished": True, "phases": {"set-up": 1.0, "training": 1.0 + seed}})
+            )
+        return SimpleNamespace(returncode=0, stderr="NVIDIA MPS does not work here" if command[-3] == "--mps" else "")
+
+    monkeypatch.setattr("finessl.bench.jobs.subprocess.run", compare)
+    monkeypatch.setattr("finessl.bench.jobs.time.perf_counter", lambda: now)
+    monkeypatch.setattr("finessl.bench.jobs.shutil.which", lambda name: name)
+    words = ["bench", "jobs", "photos", "--keep", str(tmp_path / "kept"), "--json", "--", "--tunings", "lora"]
+    result = output(capsys, *words)
+    assert isinstance(result, dict) and result["ratio"] == {
+        "one after another": 1.0, "3 at a time": 1.5, "3 at a time, by MPS": 3.0,
+    }  # fmt: skip
+    assert all(command[:4] == ["compare", "photos", "--tunings", "lora"] for command in commands)
+    assert [way["phases"]["training"] for way in result["ways"]] == [1.0, 2.0, 2.0, 2.0]
+    with pytest.raises(FinesslError, match="exists; name a new folder"):
+        app(words, standalone_mode=False)
+    words.remove("--json")
+    words[4] += "2"
+    app(words, standalone_mode=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3].split()[:6] == ["3", "at", "a", "time", "4.0", "1.50"]
+    assert lines[-1] == "  NVIDIA MPS does not work here"
+
+
+def test_jobs_report_a_failed_grid(shapes: Path) -> None:
+    with pytest.raises(FinesslError, match="finessl compare ended with status 1: .*nothing to compare"):
+        app(["bench", "jobs", str(shapes), "--", "-n", "2"], standalone_mode=False)
 
 
 def test_data_needs_files() -> None:

@@ -41,7 +41,7 @@ def bench_augment(device: torch.device, *, size: int = 224, source_size: int = 3
     indices = np.arange(batch)
 
     def make(with_strong: bool) -> torch.Tensor:
-        images = store.fetch(indices, device)
+        images = store.batch(indices, device)
         views = weak.apply(images, weak.draw(rng, store.sizes))
         if with_strong:
             views = strong.apply(views, strong.draw(rng, batch))

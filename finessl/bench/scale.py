@@ -10,6 +10,7 @@ the files are in the system's cache, so there is nothing else to wait for.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import tempfile
@@ -95,14 +96,14 @@ def ratios(rows: Sequence[SizeCost]) -> dict[str, float]:
     }
 
 
-def write_originals(folder: Path, count: int) -> list[Path]:
-    """JPEGs with about as much detail as photos."""
+def write_originals(folder: Path, count: int, sides: Sequence[tuple[int, int]] = (SIDE,)) -> list[Path]:
+    """JPEGs with about as much detail as photos.   sides: width and height, in turn."""
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True)
     paths = [folder / f"{number}.jpg" for number in range(count)]
-    for path in paths:
+    for path, side in zip(paths, itertools.cycle(sides), strict=False):
         rough = Image.fromarray(rng.integers(0, 256, (47, 63, 3), dtype=np.uint8))
-        rough.resize(SIDE, Image.Resampling.BICUBIC).filter(ImageFilter.DETAIL).save(path, quality=92)
+        rough.resize(side, Image.Resampling.BICUBIC).filter(ImageFilter.DETAIL).save(path, quality=92)
     return paths
 
 

@@ -19,6 +19,9 @@ def cells_are_run(
     *,
     jobs: Annotated[int, typer.Option(help="Cells trained at the same time on this machine.", min=1)] = 1,
     device: Device = "auto",
+    mps: Annotated[
+        bool, typer.Option("--mps/--no-mps", help="Jobs on one GPU share it by NVIDIA MPS, where that works (local).")
+    ] = True,
     retries: Annotated[int, typer.Option(help="Retries per failed cell, from its checkpoint.", min=0)] = 1,
     engine: Engine = "local",
     address: Annotated[

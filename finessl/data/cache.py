@@ -1,7 +1,8 @@
 """The cache on disk: decoded images, features, and indexes of large folders and shards. All of it can be rebuilt.
 
 The folder is `cache_folder()`: $FINESSL_CACHE, or the user's cache folder. Decoded images are written only if they do not fit
-into memory. Beyond a limit ($FINESSL_CACHE_GB, default 100 GB) the least recently used ones are removed.
+into memory, or if several runs of a grid read them at the same time ($FINESSL_SHARED_PIXELS). Beyond a limit
+($FINESSL_CACHE_GB, default 100 GB) the least recently used ones are removed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from finessl.errors import FinesslError
 from finessl.runtime.files import read_json
 
 LIMIT_GB = 100.0
+SHARED = "FINESSL_SHARED_PIXELS"  # set to anything: decoded images go to files, which several processes read
 NAME = re.compile(r"[0-9a-f]{24}(\.part|\.npz)?")  # of entries that finessl wrote
 
 

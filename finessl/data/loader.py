@@ -1,12 +1,13 @@
 """The views of a step, on the training device: sampled, fetched from the store, augmented, normalised.
 
 Everything follows from (seed, step): see sampler.py. On a GPU the next step's views are made on a stream of their own
-while the current step computes.
+while the current step computes. Images that are not in its memory are gathered in a thread and copied on that stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finessl.data.pixel_ops import upload
+from finessl.data.pixel_ops import Packed, upload
 from finessl.data.pixel_store import PixelStore
 from finessl.data.sampler import LABELED, UNLABELED, VIEWS, Sampler, generator
 from finessl.data.views import Draws, View, normalise, take
@@ -55,6 +56,9 @@ class Plan:
     @property
     def size(self) -> int:
         return sum(self.counts)
+
+
+Read = tuple[list[Plan], Tensor | Packed]  # random choices of several steps, and their images on the device
 
 
 class Loader:
@@ -121,13 +125,28 @@ class Loader:
                 plan.counts.append(sum(add(unlabeled, strong=True) for _ in range(self.strong_views)))
         return plan
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Does reading images take the host long enough for a thread of its own?"""
+        return not self.store.resident
+
     def load(self, step: int) -> Views:
         return self.load_all([step])[0]
 
-    def load_all(self, steps: Sequence[int]) -> list[Views]:
-        """The views of several steps, made together: a GPU is kept busy by few launches on many images."""
+    def read(self, steps: Sequence[int]) -> Read:
+        """What `load_all` starts from."""
         plans = [self.plan(step) for step in steps]
-        pixels = self.store.fetch(np.concatenate([i for plan in plans for i in plan.images]), self.device)
+        return plans, self.images(np.concatenate([i for plan in plans for i in plan.images]))
+
+    def images(self, positions: np.ndarray) -> Tensor | Packed:
+        """Stored images on the device, as the weak view takes them."""
+        fetch = self.store.batch if self.weak_view.takes_packed else self.store.fetch
+        return fetch(positions, self.device)
+
+    def load_all(self, steps: Sequence[int], read: Read | None = None) -> list[Views]:
+        """The views of several steps, made together: a GPU is kept busy by few launches on many images.   read: result of
+        `read` for these steps, where it has been called already."""
+        plans, pixels = read or self.read(steps)
         crops = self.weak_view.apply(pixels, join([draw for plan in plans for draw in plan.crops]))
         parts = [
             list(crop.split(plan.counts))
@@ -161,12 +180,15 @@ def join(draws: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 class Prefetcher:
     """The views of step after step. On a GPU they are made AHEAD steps at a time, on a stream of their own, while
-    the steps before are computed; on the CPU each when it is needed."""
+    the steps before are computed; on the CPU each when it is needed. Where images come from the host's memory, a thread
+    gathers those of the next AHEAD steps meanwhile and sends them."""
 
     def __init__(self, loader: Loader, steps: int) -> None:
         self.loader, self.steps = loader, steps
         self.stream = torch.cuda.Stream(loader.device) if loader.device.type == "cuda" else None
         self.ready: dict[int, tuple[Views, torch.cuda.Event]] = {}
+        self.thread = ThreadPoolExecutor(1) if self.stream is not None and loader.reads_ahead else None
+        self.reading: tuple[range, Future[Read]] | None = None  # steps, and their images to be
 
     def get(self, step: int) -> Views:
         if self.stream is None:
@@ -186,13 +208,34 @@ class Prefetcher:
         first = max(self.ready, default=step - 1) + 1
         if self.stream is None or first - step > AHEAD // 2 or first >= self.steps:
             return
-        wanted = range(first, min(first + AHEAD, self.steps))
+        wanted = self.following(first)
+        read = self.take_read(wanted)
+        if self.thread is not None and (later := self.following(wanted.stop)):
+            self.reading = later, self.thread.submit(self.read, later)
         with torch.cuda.stream(self.stream):
-            views = self.loader.load_all(wanted)
+            views = self.loader.load_all(wanted, read)
             made = self.stream.record_event()
         self.ready |= {number: (view, made) for number, view in zip(wanted, views, strict=True)}
 
+    def following(self, first: int) -> range:
+        """The steps whose views are made together."""
+        return range(first, min(first + AHEAD, self.steps))
+
+    def read(self, steps: range) -> Read:
+        """In the thread; a thread has a current stream of its own."""
+        with torch.cuda.stream(self.stream):
+            return self.loader.read(steps)
+
+    def take_read(self, steps: range) -> Read | None:
+        """What the thread has read, if it was asked for these steps."""
+        asked, self.reading = self.reading, None
+        if asked is None:
+            return None
+        found = asked[1].result()
+        return found if asked[0] == steps else None
+
     def draw_from(self, pool: Tensor | None) -> None:
         """Draw unlabeled images only from these positions of the unlabeled set (None: from all)."""
+        self.take_read(range(0))  # the thread may not draw from the old pool any more
         self.loader.draw_from(None if pool is None else pool.cpu().numpy())
         self.ready.clear()

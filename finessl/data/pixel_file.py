@@ -178,8 +178,12 @@ def checksum(pixels: np.ndarray) -> int:
     return zlib.crc32(pixels.data)
 
 
-def cannot_write(folder: Path, error: OSError) -> FinesslError:
-    return FinesslError(
+class CannotWrite(FinesslError):
+    """The disk is full, or the folder may not be written."""
+
+
+def cannot_write(folder: Path, error: OSError) -> CannotWrite:
+    return CannotWrite(
         f"cannot write decoded images to {folder}: {error.strerror or error}. "
         "Free some space, choose another cache folder or a smaller image size."
     )

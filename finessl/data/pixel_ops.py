@@ -1,7 +1,7 @@
 """Pillow's image operations on batches of uint8 images, on any device, with equal results.
 
-Shapes: `images` are uint8 [n, 3, h, w]; `pixels`, as stored, uint8 [n, H, W, 3]. Each function takes one parameter per image
-and is deterministic; none synchronises with the device.
+Shapes: `images` are uint8 [n, 3, h, w]; `pixels`, as stored, uint8 [n, H, W, 3], or `Packed`, images of many sizes. Each
+function takes one parameter per image and is deterministic; none synchronises with the device.
 
 How: an operation on single pixels is a table of 256 levels per image and channel (`lookup`), a geometric one an index map
 (`pick`), resizing a weighted sum of lines (`weigh`). One kernel then serves a batch with any mixture of parameters.
@@ -23,15 +23,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from finessl.runtime import compile as compilation
 from finessl.runtime.compile import fused
 
 LEVELS = 256
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Images of many sizes, one after the other, without padding."""
+
+    flat: Tensor  # uint8, pixels of these images and perhaps others
+    start: np.ndarray  # int64 [n]: where each image begins
+    sizes: np.ndarray  # [n, 2], height and width
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def device(self) -> torch.device:
+        return self.flat.device
 
 
 def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
@@ -100,7 +118,10 @@ def tap_table(axis: Axis) -> Table:
     kinds, kind = np.unique(np.stack([axis.source, axis.resized], 1), axis=0, return_inverse=True)
     parts = [taps(*pair) for pair in kinds.tolist()]
     most = max(len(rows) for rows, _ in parts)
-    padded = [[np.pad(values, ((0, most - len(values)), (0, 0))) for values in part] for part in parts]
+    padded = [
+        part if len(part[0]) == most else [np.pad(values, ((0, most - len(values)), (0, 0))) for values in part]
+        for part in parts
+    ]
     rows, weights = (np.concatenate(group, axis=1) for group in zip(*padded, strict=True))
     start = np.concatenate([[0], np.cumsum(kinds[:-1, 1])])
     return Table(rows, weights, (start[kind.reshape(-1)][:, None] + axis.position).astype(np.int32))
@@ -145,13 +166,15 @@ def interpolate(
     return lines.flatten(0, 2).index_select(0, index.flatten()).view(n, groups, -1, width)
 
 
-def resample(pixels: Tensor, rows: Axis, columns: Axis) -> Tensor:
+def resample(pixels: Tensor | Packed, rows: Axis, columns: Axis) -> Tensor:
     """Resize and crop stored `pixels`: the given rows and columns of the resized images, uint8 [n, 3, size, size].
 
     The horizontal pass comes first, and each pass rounds to uint8, as in `decoding.resize` and in Pillow (for some tall images
     since release 13 Pillow starts with the vertical one). Each pass works on the second to last dimension, so that it moves
     contiguous lines of memory.
     """
+    if isinstance(pixels, Packed):
+        return resample_packed(pixels, rows, columns)
     n = len(pixels)
     step = 4 if pixels.device.type == "cpu" else max(n, 1)  # CPU: 4 images at a time, so that the sums fit in the cache
     down, across = tap_table(rows), tap_table(columns)
@@ -162,6 +185,67 @@ def resample(pixels: Tensor, rows: Axis, columns: Axis) -> Tensor:
         lines = lines[:, 0].unflatten(2, (-1, 3)).permute(0, 3, 2, 1).contiguous()  # [n, 3, H, size]
         parts.append(interpolate(weigh_down, lines, *down[:2], down.entry[part]))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+PACKED = 128  # images per call: what uncompiled indices take is limited
+
+
+def resample_packed(pixels: Packed, rows: Axis, columns: Axis) -> Tensor:
+    """`resample` of images of many sizes. Each output pixel is read from where its image lies: nothing is padded, and the
+    shapes of the compiled functions do not depend on the sizes."""
+    down, across = line_taps(rows), line_taps(columns)
+    taps = max(len(down[0]), len(across[0]))
+    (lines, by_line), (places, by_place) = (fill_up(axis, taps) for axis in (down, across))
+    lines = 3 * pixels.sizes[:, 1].astype(np.int64)[:, None] * lines + pixels.start[:, None]
+    arrays = (lines, 3 * places) if taps == 1 else (lines, 3 * places, by_line, by_place)
+    uploaded = [upload(array.swapaxes(0, 1), pixels.device) for array in arrays]  # [n, taps, size]
+    if compilation.fusing:
+        torch._dynamo.maybe_mark_dynamic(pixels.flat, 0)
+    function = pick_packed if taps == 1 else weigh_packed
+    return torch.cat([function(*part, pixels.flat) for part in zip(*(u.split(PACKED) for u in uploaded), strict=True)])
+
+
+def line_taps(axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+    """Source line and integer weight of each tap, per image and output line: int64 and int32 [taps, n, size]."""
+    if (axis.source == axis.resized).all():  # the usual case, stored at the right size: one tap, without a table
+        return axis.position[None].astype(np.int64), np.full((1, *axis.position.shape), 1 << PRECISION, np.int32)
+    table = tap_table(axis)
+    return table.rows[:, table.entry].astype(np.int64), table.weights[:, table.entry]
+
+
+def fill_up(axis: tuple[np.ndarray, np.ndarray], taps: int) -> tuple[np.ndarray, np.ndarray]:
+    """More taps, of weight 0: both axes have the same number, and few functions are compiled."""
+    missing = ((0, taps - len(axis[0])), (0, 0), (0, 0))
+    return axis if taps == len(axis[0]) else (np.pad(axis[0], missing), np.pad(axis[1], missing))
+
+
+def places_of(line: Tensor, place: Tensor) -> Tensor:
+    """Positions [n, 3, size, size] in the flat pixels.   line, place: [n, size], of each output row and column."""
+    channel = torch.arange(3, device=line.device).view(3, 1, 1)
+    return line[:, None, :, None] + place[:, None, None, :] + channel
+
+
+@fused
+def pick_packed(lines: Tensor, places: Tensor, flat: Tensor) -> Tensor:
+    """One tap: pixels are selected, not summed."""
+    return flat[places_of(lines[:, 0], places[:, 0])]
+
+
+@fused
+def weigh_packed(lines: Tensor, places: Tensor, by_line: Tensor, by_place: Tensor, flat: Tensor) -> Tensor:
+    """Weighted sums, horizontally first, each pass rounded to uint8."""
+    half = 1 << (PRECISION - 1)
+    total: Tensor | None = None
+    for line, weight in zip(lines.unbind(1), by_line.unbind(1), strict=True):
+        across: Tensor | None = None
+        for place, share in zip(places.unbind(1), by_place.unbind(1), strict=True):
+            part = flat[places_of(line, place)] * share[:, None, None, :]
+            across = part if across is None else across + part
+        assert across is not None
+        part = ((across + half) >> PRECISION).to(torch.uint8) * weight[:, None, :, None]
+        total = part if total is None else total + part
+    assert total is not None
+    return ((total + half) >> PRECISION).to(torch.uint8)
 
 
 # ---- pointwise operations, as tables -------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
 """Decoded pixels: every image is decoded once, reduced once, and stored as uint8.
 
 In memory if they fit; otherwise in a memory-mapped file that is built once, resumes after an interruption and is found again
-by fingerprint. Training calls `store.fetch(indices)`.
+by fingerprint. Training calls `store.batch(indices, device)`. On a GPU the pixels lie in its memory if there is room
+(`to_device`); otherwise the images of a batch are copied there, each once, from pinned memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,13 +19,13 @@ import torch
 from torch import Tensor
 
 from finessl.data import pixel_file
-from finessl.data.cache import make_room, pixel_folder, remove
+from finessl.data.cache import SHARED, make_room, pixel_folder, remove
 from finessl.data.dataset import Statistics, readable
 from finessl.data.decoding import MAX_ASPECT, ImageError, fitted
 from finessl.data.identity import content_digest, written_digest
 from finessl.data.images import ArrayImages, Images
-from finessl.data.pixel_file import PixelBuffer, PixelFile, locked
-from finessl.data.pixel_ops import upload
+from finessl.data.pixel_file import CannotWrite, PixelBuffer, PixelFile, locked
+from finessl.data.pixel_ops import Packed, upload
 from finessl.data.reading import thread_pool
 from finessl.errors import FinesslError
 from finessl.runtime.callbacks import Count, no_count
@@ -31,6 +33,7 @@ from finessl.runtime.callbacks import Count, no_count
 TASK = 8  # images per task of a worker
 ROUND = 1 << 30  # bytes decoded between two records of a build's progress
 READERS, MIN_PARALLEL_BYTES = 8, 4 << 20  # threads that fetch a batch, from this size on
+PIECE = 1 << 28  # bytes that are copied to a device at a time
 
 
 class PixelStore:
@@ -66,19 +69,50 @@ class PixelStore:
     def nbytes(self) -> int:
         return int(self.flat.nbytes)
 
+    @property
+    def resident(self) -> bool:
+        """Are the pixels in the device's memory?"""
+        return self._resident is not None
+
+    def batch(self, indices: np.ndarray, device: torch.device) -> Tensor | Packed:
+        """Images for `pixel_ops.resample` on the device: [n, H, W, 3] as from `fetch`, or packed where they lie."""
+        if device.type == "cpu" or (self.resident and self.array is not None):
+            return self.fetch(indices, device)
+        if self._resident is None:
+            return self.packed(indices, device)
+        return Packed(self._resident, self.offsets[indices], self._sizes(indices))
+
+    def packed(self, indices: np.ndarray, device: torch.device) -> Packed:
+        """A copy of the images on the device, each once; a strong view mostly has the image of a weak one. From a GPU's
+        pinned memory the copy is asynchronous."""
+        sizes = self._sizes(indices)
+        wanted, position = np.unique(indices, return_inverse=True)
+        start = np.concatenate([[0], np.cumsum(self.offsets[wanted + 1] - self.offsets[wanted])])
+        host = torch.empty(int(start[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        pixels = host.numpy()
+
+        def copy(rows: range) -> None:
+            for row in rows:
+                pixels[start[row] : start[row + 1]] = self.image(int(wanted[row])).reshape(-1)
+
+        self._in_threads(copy, len(wanted), len(pixels))
+        return Packed(host.to(device, non_blocking=True), start[position.reshape(-1)], sizes)
+
     def fetch(self, indices: np.ndarray, device: torch.device | str | None = None) -> Tensor:
         """uint8 [n, H, W, 3], each image in the upper left corner; `sizes[indices]` are their heights and widths."""
-        if self._resident is not None:
+        if self._resident is not None and self.array is not None:
             return self._resident.index_select(0, upload(torch.as_tensor(indices), self._resident.device))
         indices = np.asarray(indices)
+        return upload(torch.from_numpy(self._gather(indices, self._sizes(indices))), torch.device(device or "cpu"))
+
+    def _sizes(self, indices: np.ndarray) -> np.ndarray:
         sizes = self.sizes[indices]
         if len(sizes) and sizes.min() == 0:
             raise FinesslError(f"image {indices[sizes.min(1) == 0][0]} of the store could not be decoded.")
-        return upload(torch.from_numpy(self._gather(indices, sizes)), torch.device(device or "cpu"))
+        return sizes
 
     def _gather(self, indices: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """One indexing operation if possible, else image by image in threads: NumPy copies without the interpreter lock, so
-        that several threads wait for the disk at once."""
+        """One indexing operation if possible, else image by image."""
         if self.array is not None and not isinstance(self.flat, np.memmap):
             return self.array[indices]
         pixels = np.zeros((len(indices), *sizes.max(0, initial=0), 3), np.uint8)
@@ -88,13 +122,18 @@ class PixelStore:
                 height, width = sizes[row]
                 pixels[row, :height, :width] = self.image(int(indices[row]))
 
-        if pixels.nbytes < MIN_PARALLEL_BYTES:
-            copy(range(len(indices)))
-        else:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(READERS)
-            list(self._pool.map(copy, tasks(len(indices), -(-len(indices) // READERS))))
+        self._in_threads(copy, len(indices), pixels.nbytes)
         return pixels
+
+    def _in_threads(self, work: Callable[[range], None], count: int, size: int) -> None:
+        """`work` on parts of range(count). NumPy copies without the interpreter lock, so that several threads wait for the
+        disk at once.   size: bytes; few are not worth the threads."""
+        if size < MIN_PARALLEL_BYTES:
+            work(range(count))
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(READERS)
+        list(self._pool.map(work, tasks(count, -(-count // READERS))))
 
     def image(self, i: int) -> np.ndarray:
         """uint8 [h, w, 3], without a copy."""
@@ -125,12 +164,26 @@ class PixelStore:
         return tuple(mean.tolist()), tuple(np.sqrt(square - mean**2).tolist())  # type: ignore[return-value]
 
     def to_device(self, device: torch.device | str) -> PixelStore:
-        """Copy all pixels to the device if they have one size; `fetch` then reads them there without a synchronisation."""
-        if self.array is not None:
-            for i in range(len(self)):
+        """Copy all pixels to the device; `batch` then reads them there without a synchronisation."""
+        target = torch.device(device)
+
+        def verify(part: range) -> None:
+            for i in part:
                 self._verify(i)
-            array = np.require(self.array, requirements=["C", "W"])  # PyTorch warns of read-only memory
-            self._resident = torch.from_numpy(array).to(device)
+
+        self._in_threads(verify, len(self), self.nbytes)
+        resident = torch.empty(self.nbytes, dtype=torch.uint8, device=target)
+        for first in range(0, self.nbytes, PIECE):
+            piece = self.flat[first : first + PIECE]
+            host = torch.empty(len(piece), dtype=torch.uint8, pin_memory=target.type == "cuda")
+            pixels = host.numpy()
+
+            def copy(part: range, piece: np.ndarray = piece, pixels: np.ndarray = pixels) -> None:
+                pixels[part.start : part.stop] = piece[part.start : part.stop]
+
+            self._in_threads(copy, len(piece), len(piece))
+            resident[first : first + len(piece)].copy_(host, non_blocking=True)
+        self._resident = resident if self.array is None else resident.view(self.array.shape)
         return self
 
     @classmethod
@@ -170,17 +223,13 @@ class PixelStore:
                 progress(0, len(images))
                 begun = PixelFile.resume(folder)
                 offsets = fit.plan(pool) if begun is None else begun.offsets
-                if offsets[-1] <= limit:
+                fits = offsets[-1] <= limit
+                shared = memory_limit_bytes is None and bool(os.environ.get(SHARED))
+                with contextlib.suppress(CannotWrite) if fits else contextlib.nullcontext():
+                    buffer = None if fits and not shared else fit.to_file(folder, offsets, pool, progress)
+                if buffer is None:
                     buffer = PixelBuffer(offsets)
                     fit.decode(buffer, pool, progress)
-                else:
-                    with locked(folder):  # another process may have begun or finished it meanwhile
-                        buffer = PixelFile.open(folder) or PixelFile.resume(folder)
-                        if buffer is None:
-                            make_room(folder.parent, int(offsets[-1]), keep=folder)
-                            buffer = PixelFile.create(folder, offsets)
-                        fit.decode(buffer, pool, progress)
-                        buffer = buffer.finish(fit.about())
         file = buffer if isinstance(buffer, PixelFile) else None
         return cls(buffer.pixels, buffer.offsets, buffer.sizes, sorted(buffer.failures), file)
 
@@ -220,6 +269,16 @@ class Fit:
         if len(known := np.unique(sizes[sizes > 0])) == 1:
             sizes[:] = known[0]
         return np.concatenate([[0], np.cumsum(sizes)])
+
+    def to_file(self, folder: Path, offsets: np.ndarray, pool: ThreadPoolExecutor, progress: Count) -> PixelFile:
+        """The images decoded into files, by this process or by another one that has begun or finished meanwhile."""
+        with locked(folder):
+            buffer = PixelFile.open(folder) or PixelFile.resume(folder)
+            if buffer is None:
+                make_room(folder.parent, int(offsets[-1]), keep=folder)
+                buffer = PixelFile.create(folder, offsets)
+            self.decode(buffer, pool, progress)
+            return buffer.finish(self.about())
 
     def decode(self, buffer: PixelBuffer, pool: ThreadPoolExecutor, progress: Count) -> None:
         """Every image that the buffer lacks, in rounds; the buffer takes note of each round."""

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from finessl.data import pixel_ops as ops
-from finessl.data.pixel_ops import Axis, upload
+from finessl.data.pixel_ops import Axis, Packed, upload
 from finessl.errors import FinesslError
 from finessl.registry import Registry
 from finessl.registry.options import check_options
@@ -85,7 +85,7 @@ def scale_and_shift(images: Tensor, constants: Tensor, dtype: torch.dtype) -> Te
     return images.float().mul_(scale).add_(shift).to(dtype)
 
 
-def evaluation_view(pixels: Tensor, sizes: np.ndarray, size: int) -> Tensor:
+def evaluation_view(pixels: Tensor | Packed, sizes: np.ndarray, size: int) -> Tensor:
     """Whole images squashed to size × size: uint8 [n, 3, size, size].   sizes: [n, 2], height and width of each."""
     position = np.broadcast_to(np.arange(size), (len(sizes), size))
     rows, columns = (Axis(position, np.full(len(sizes), size), np.asarray(sizes)[:, i]) for i in (0, 1))
@@ -96,6 +96,7 @@ class View:
     """The interface of views. Options are keyword-only arguments of __init__.   size: side of the result, pixels."""
 
     resized: int = 0  # of a weak view: shorter side, in pixels, that images should be stored at; 0: the usual one
+    takes_packed: bool = False  # of a weak view: `apply` also takes `Packed` images
 
     def __init__(self, size: int = 224) -> None:
         self.size = size
@@ -105,7 +106,7 @@ class View:
         2] of the stored images; of a strong view, their number n."""
         return {}
 
-    def apply(self, images: Tensor, draws: Draws) -> Tensor:
+    def apply(self, images: Any, draws: Draws) -> Tensor:
         """uint8 [n, 3, size, size].   images: stored pixels [n, H, W, 3] for a weak view, weak views for a strong one.
         draws: what `draw` returned."""
         return images
@@ -119,6 +120,8 @@ class WeakView(View):
 
     Defaults are the paper's 256, 28 and 224 pixels. Images stored at the resized size are only cropped.
     """
+
+    takes_packed = True
 
     def __init__(
         self, size: int = 224, *, resize: Size = 256 / 224, padding: Share = 28 / 224, flip: bool = True
@@ -146,8 +149,8 @@ class WeakView(View):
         flip = rng.random(len(frame)) < 0.5
         return {"sizes": np.asarray(images, dtype=np.int64), "frame": frame, "corner": corner, "flip": flip & self.flip}
 
-    def apply(self, images: Tensor, draws: Draws) -> Tensor:
-        """uint8 [n, H, W, 3], each image in the upper left corner → uint8 [n, 3, size, size]."""
+    def apply(self, images: Tensor | Packed, draws: Draws) -> Tensor:
+        """uint8 [n, H, W, 3], each image in the upper left corner, or packed → uint8 [n, 3, size, size]."""
         steps = np.broadcast_to(np.arange(self.size), (len(images), 2, self.size)).copy()
         steps[draws["flip"], 1] = steps[draws["flip"], 1, ::-1]
         position = ops.reflect(draws["corner"][:, :, None] + steps, draws["frame"][:, :, None])

@@ -41,7 +41,7 @@ def encode(
     for start in range(0, len(indices), batch):
         wanted = indices[start : start + batch]
         full = np.concatenate([wanted, np.repeat(wanted[-1:], -len(wanted) % rows)])
-        pixels = store.fetch(full, device)
+        pixels = store.batch(full, device)
         with uncompiled():  # other sizes than in training, and few launches
             views = evaluation_view(pixels, store.sizes[full], size)
         results.append(forward_pixels(function, views, mean, std, precision, rows)[: len(wanted)])

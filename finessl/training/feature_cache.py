@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finessl.data.loader import Loader, Views
+from finessl.data.loader import Loader, Read, Views
 from finessl.data.pixel_ops import upload
 from finessl.data.pixel_store import memory_limit
 from finessl.data.sampler import CACHE, generator
@@ -89,7 +89,7 @@ class CachedLoader(Loader):
             # The last batch is filled up: a compiled model has one shape.
             rows = np.resize(part, min(BATCH, len(positions)))
             rng = generator(self.seed, CACHE, 2 * number + strong)
-            pixels = self.store.fetch(rows, self.device)
+            pixels = self.images(rows)
             for draw in range(draws):
                 images = self.weak_view.apply(pixels, self.weak_view.draw(rng, self.store.sizes[rows]))
                 if strong:
@@ -99,7 +99,11 @@ class CachedLoader(Loader):
             count(first + len(part))
         return CachedFeatures(row_of, features)
 
-    def load_all(self, steps: Sequence[int]) -> list[Views]:
+    @property
+    def reads_ahead(self) -> bool:
+        return False
+
+    def load_all(self, steps: Sequence[int], read: Read | None = None) -> list[Views]:
         views = []
         for plan in map(self.plan, steps):
             weak = len(plan.images) - len(plan.distortions)  # labeled and weak views come before the strong ones

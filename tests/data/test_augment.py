@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from finessl.data import pixel_ops
+from finessl.data.pixel_ops import Packed
 from finessl.data.views import STRONG, WEAK, CentreView, Draws, WeakView, evaluation_view, normalise, take
 from finessl.errors import FinesslError
 
@@ -22,6 +24,16 @@ def stored(sizes: list[tuple[int, int]], seed: int = 0) -> tuple[Tensor, np.ndar
         wave = 110 * np.sin(x / rng.uniform(2, 20, 3) + y / rng.uniform(2, 20, 3)) + rng.normal(128, 10, (h, w, 3))
         pixels[i, :h, :w] = wave.clip(0, 255)
     return torch.from_numpy(pixels), np.array(sizes)
+
+
+def packed(pixels: Tensor, sizes: np.ndarray, device: str = "cpu") -> Packed:
+    """The same images one after the other, with something between them."""
+    parts = [
+        torch.cat([image[:h, :w].flatten(), image.new_full((7,), 99)])
+        for image, (h, w) in zip(pixels, sizes, strict=True)
+    ]
+    start = np.cumsum([0, *(len(part) for part in parts)])[:-1]
+    return Packed(torch.cat(parts).to(device), start, sizes)
 
 
 def resized(image: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -114,6 +126,82 @@ def test_a_view_depends_on_its_draws_alone() -> None:
     whole = view(slice(None))
     assert torch.equal(view(slice(None)), whole)
     assert torch.equal(torch.cat([view(slice(0, 3)), view(slice(3, 10))]), whole)
+
+
+SIZES = {
+    "stored as they are used": [(48, 48), (48, 80), (64, 48)],  # one tap
+    "smaller and larger": [(48, 48), (20, 33), (70, 55), (1, 9), (48, 200)],
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("at_once", [2, 128])
+def test_packed_images_give_the_same_views(
+    sizes: list[tuple[int, int]], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pixel_ops, "PACKED", at_once)
+    pixels, heights_and_widths = stored(sizes * 3)
+    weak = WEAK["crop-flip"](42)
+    assert weak.resized == 48
+    drawn = weak.draw(np.random.default_rng(0), heights_and_widths)
+    together = packed(pixels, heights_and_widths)
+    assert torch.equal(weak.apply(together, drawn), weak.apply(pixels, drawn))
+    expected = evaluation_view(pixels, heights_and_widths, 30)
+    assert torch.equal(evaluation_view(together, heights_and_widths, 30), expected)
+
+
+def test_packed_images_of_any_size_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches differ in sizes, number of images and bytes."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(pixel_ops.compilation, "fusing", True)
+    graphs: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    for name in ("pick_packed", "weigh_packed"):
+        eager = getattr(pixel_ops, name).__wrapped__
+        fast = torch.compile(eager, backend=backend, dynamic=None)
+
+        def run(*arguments: Tensor, fast: object = fast) -> Tensor:
+            for argument in arguments[:-1]:
+                torch._dynamo.maybe_mark_dynamic(argument, 0)
+            return fast(*arguments)  # type: ignore[operator]
+
+        monkeypatch.setattr(pixel_ops, name, run)
+    weak, rng = WEAK["crop-flip"](42), np.random.default_rng(0)
+    for shorter in (48, 30):  # one tap; two
+        for number in range(3, 9):
+            sizes = [(shorter, shorter + int(more)) for more in rng.integers(0, 40, number)]
+            pixels, heights_and_widths = stored(sizes)
+            drawn = weak.draw(rng, heights_and_widths)
+            views = weak.apply(packed(pixels, heights_and_widths), drawn)
+            assert torch.equal(views, weak.apply(pixels, drawn))
+    assert len(graphs) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_makes_the_same_bits_of_packed_images(
+    sizes: list[tuple[int, int]], compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(pixel_ops.compilation, "fusing", compiled)
+    weak = WEAK["crop-flip"](42)
+    for count in (3, 5, 60):
+        pixels, heights_and_widths = stored(sizes * count)
+        drawn = weak.draw(np.random.default_rng(0), heights_and_widths)
+        expected = weak.apply(pixels, drawn)
+        on_gpu = packed(pixels, heights_and_widths, "cuda")
+        weak.apply(on_gpu, drawn)  # may compile
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            result = weak.apply(on_gpu, drawn)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(result.cpu(), expected)
 
 
 @pytest.mark.gpu

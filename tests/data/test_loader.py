@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from finessl.data.loader import Loader, Views
+from finessl.data.loader import Loader, Prefetcher, Views
 from finessl.data.pixel_store import PixelStore
 from finessl.data.views import STRONG, WEAK
+from finessl.errors import FinesslError
 from finessl.runtime.distributed import Processes
 
 CPU = torch.device("cpu")
@@ -104,3 +109,84 @@ def test_pool() -> None:
         assert index is not None and set(index.tolist()) <= {3, 5, 7, 9, 11, 13, 15, 17, 19}
     pooled.draw_from(np.array([], np.int64))
     assert pooled.load(0).index is None
+
+
+def many_sizes(device: torch.device = CPU) -> Loader:
+    """40 images of as many sizes."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(9, 30, (40, 2)).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(3 * sizes.astype(np.int64).prod(1))])
+    made = loader(strong_view=STRONG["randaugment"](16), device=device)
+    made.store = PixelStore(rng.integers(0, 256, offsets[-1], dtype=np.uint8), offsets, sizes)
+    return made
+
+
+def same(a: Views, b: Views) -> bool:
+    return all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(Views.tensors(a), Views.tensors(b), strict=True))
+
+
+@pytest.mark.parametrize("steps", [11, 30])
+def test_a_thread_reads_ahead(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """With CUDA's part played by stand-ins; the images are packed as for a GPU."""
+    used = many_sizes()
+    threads: list[str] = []
+
+    def images(positions: np.ndarray) -> object:
+        threads.append(threading.current_thread().name)
+        return used.store.packed(positions, CPU)
+
+    monkeypatch.setattr(used, "images", images)
+    stream = SimpleNamespace(record_event=lambda: None, wait_event=lambda event: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    used.device = torch.device("cuda")
+    views = Prefetcher(used, steps)
+    used.device = CPU
+    assert views.thread is not None
+    plain = many_sizes()
+    for step in [*range(9), *range(2, steps)]:  # also once from an earlier step on
+        assert same(views.get(step), plain.load(step))
+        views.prepare(step + 1)
+    assert threads.count("MainThread") == 2  # of the two starts
+    pool = np.array([3, 5, 7, 9, 11, 13, 15, 17, 19])
+    views.draw_from(torch.from_numpy(pool))
+    plain.draw_from(pool)
+    assert all(same(views.get(step), plain.load(step)) for step in range(6))
+
+
+def test_what_a_thread_could_not_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = many_sizes()
+    stream = SimpleNamespace(record_event=lambda: None, wait_event=lambda event: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    used.device = torch.device("cuda")
+    views = Prefetcher(used, 100)
+    used.device = CPU
+    views.prepare(0)
+    assert views.reading is not None and views.reading[1].result()
+
+    def refuse(positions: np.ndarray) -> object:
+        raise FinesslError("damaged")
+
+    monkeypatch.setattr(used, "images", refuse)
+    views.ready = {step: made for step, made in views.ready.items() if step == 3}
+    views.prepare(2)  # takes what was read before
+    with pytest.raises(FinesslError, match="damaged"):
+        views.prepare(6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_gpu_shows_images_of_many_sizes_as_the_cpu_does(resident: bool) -> None:
+    plain, there = many_sizes(), many_sizes(torch.device("cuda", 0))
+    if resident:
+        there.store.to_device(there.device)
+    views = Prefetcher(there, 30)
+    assert (views.thread is None) == resident
+    for step in range(30):
+        given, expected = views.get(step), plain.load(step)
+        views.prepare(step + 1)
+        for a, b in zip(given.tensors(), expected.tensors(), strict=True):
+            torch.testing.assert_close(a.cpu(), b, rtol=0, atol=1e-6)  # normalised by another processor

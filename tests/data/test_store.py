@@ -20,6 +20,7 @@ from finessl.data import pixel_store as store
 from finessl.data.decoding import decode
 from finessl.data.images import ArrayImages
 from finessl.data.pixel_file import PixelFile
+from finessl.data.pixel_ops import Packed
 from finessl.data.pixel_store import PixelStore
 from finessl.data.sources import open_dataset
 from finessl.errors import FinesslError
@@ -276,6 +277,79 @@ def test_a_second_builder_waits_for_the_first(folder: Path, tmp_path: Path, monk
     built = PixelStore.build(images, **options, progress=lambda done, _: done and decoded.append("second"))
     first.join()
     assert decoded == ["first"] * 6 and contents(built) == contents(PixelStore.build(images, shorter=16))
+
+
+def test_several_runs_share_files(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    """As jobs of a grid, though the pixels would fit into memory."""
+    monkeypatch.setenv("FINESSL_SHARED_PIXELS", "1")
+    images, options = open_dataset(folder).train, {"shorter": 16, "cache_dir": tmp_path / "c"}
+    counted: list[int] = []
+    first, second = (
+        PixelStore.build(images, **options, progress=lambda done, _: counted.append(done)) for _ in range(2)
+    )
+    assert isinstance(first.flat, np.memmap) and isinstance(second.flat, np.memmap) and counted == [0, 6]
+    assert contents(first) == contents(second)
+
+
+def test_a_disk_that_cannot_be_written_is_no_reason_to_fail(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("FINESSL_SHARED_PIXELS", "1")
+    (tmp_path / "c").write_text("a file where a folder should be")
+    images = open_dataset(folder).train
+    built = PixelStore.build(images, shorter=16, cache_dir=tmp_path / "c")
+    assert not isinstance(built.flat, np.memmap) and len(contents(built)) == 6
+    with pytest.raises(FinesslError, match="cannot write decoded images"):
+        PixelStore.build(images, shorter=16, cache_dir=tmp_path / "c", memory_limit_bytes=0)
+
+
+def unpacked(images: Packed) -> list[np.ndarray]:
+    flat, sizes = images.flat.cpu().numpy(), images.sizes.tolist()
+    return [flat[at : at + 3 * h * w].reshape(h, w, 3) for at, (h, w) in zip(images.start, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+@pytest.mark.parametrize("parallel", [0, 1 << 30])
+def test_packed_images_are_copied_once(
+    folder: Path, tmp_path: Path, monkeypatch, limit: int | None, parallel: int
+) -> None:
+    monkeypatch.setattr(store, "MIN_PARALLEL_BYTES", parallel)
+    built = PixelStore.build(open_dataset(folder).train, shorter=32, cache_dir=tmp_path / "c", memory_limit_bytes=limit)
+    order = np.array([4, 0, 4, 2])
+    images = built.packed(order, torch.device("cpu"))
+    assert all((image == built.image(i)).all() for image, i in zip(unpacked(images), order, strict=True))
+    assert len(images) == 4 and len(images.flat) == sum(built.image(i).size for i in (0, 2, 4))
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_all_pixels_go_to_the_device(folder: Path, tmp_path: Path, monkeypatch, limit: int | None) -> None:
+    monkeypatch.setattr(store, "PIECE", 1000)
+    monkeypatch.setattr(store, "MIN_PARALLEL_BYTES", 500)
+    built = PixelStore.build(open_dataset(folder).train, shorter=32, cache_dir=tmp_path / "c", memory_limit_bytes=limit)
+    assert not built.resident and built.to_device("cpu").resident
+    assert built._resident is not None and (built._resident.numpy() == built.flat).all()
+    assert (built.fetch(np.array([1])).numpy()[0] == built.image(1)).all()
+
+
+def test_an_unreadable_image_is_not_packed(folder: Path) -> None:
+    (folder / "a" / "0.png").write_bytes(b"no image")
+    built = PixelStore.build(open_dataset(folder).train, shorter=32)
+    bad = built.failures[0][0]
+    with pytest.raises(FinesslError, match=f"image {bad} of the store could not be decoded"):
+        built.packed(np.array([1, bad]), torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("limit", [None, 0])
+def test_images_of_many_sizes_on_a_gpu(folder: Path, tmp_path: Path, resident: bool, limit: int | None) -> None:
+    """In its memory, or copied from pinned memory."""
+    built = PixelStore.build(open_dataset(folder).train, shorter=32, cache_dir=tmp_path / "c", memory_limit_bytes=limit)
+    device, order = torch.device("cuda", 0), np.array([4, 0, 4, 2])
+    if resident:
+        built.to_device(device)
+    images = built.batch(order, device)
+    assert isinstance(images, Packed) and images.device == device
+    assert (images.flat is built._resident) == resident
+    assert all((image == built.image(i)).all() for image, i in zip(unpacked(images), order, strict=True))
 
 
 @pytest.mark.gpu

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from finessl.data.pixel_store import PixelStore
 from finessl.errors import FinesslError
 from finessl.recipe import Recipe
 from finessl.training.cuda_graph import CudaGraphForward
@@ -92,6 +93,16 @@ def test_a_compiled_run_is_close_to_an_eager_one(
     assert set(batches) == {32}
     assert largest_difference(tmp_path / "False", tmp_path / "True") < 1e-3
     assert abs(eager["accuracy"] - compiled["accuracy"]) <= 1 / 8 + 1e-9  # one of the eight test images of many sizes
+
+
+def test_images_that_do_not_fit_on_the_gpu_train_as_those_that_do(
+    many_sizes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = recipe(many_sizes, **{"train.precision": "fp32", "split.labels_per_class": 2})
+    train(own, tmp_path / "on the GPU", settings(compile=False))
+    monkeypatch.setattr(PixelStore, "to_device", lambda store, device: store)
+    train(own, tmp_path / "in memory", settings(compile=False))
+    assert largest_difference(tmp_path / "on the GPU", tmp_path / "in memory") == 0
 
 
 def test_a_signal_stops_a_run_with_a_checkpoint(shapes: Path, tmp_path: Path) -> None:

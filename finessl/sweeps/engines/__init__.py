@@ -27,6 +27,7 @@ def run_cells(
     engine: str = "local",
     jobs: int = 1,
     device: str = "auto",
+    mps: bool = True,
     retries: int = 1,
     address: str | None = None,
     cpus: float = 1,
@@ -35,7 +36,8 @@ def run_cells(
 ) -> dict[str, str]:
     """Run the cells that are not finished.
 
-    engine: one of ENGINES.   jobs: cells at a time (local).   device: of each cell.   retries: per failed cell.
+    engine: one of ENGINES.   jobs: cells at a time (local).   device: of each cell.   mps: jobs may share a GPU by MPS
+    (local).   retries: per failed cell.
     address, cpus, gpus: of the Ray cluster, and per cell.   log: called with each line of progress.
     Returns cell name → last line of the error, for cells that failed in every attempt.
     """
@@ -77,7 +79,7 @@ def run_cells(
     elif waiting:
         from finessl.sweeps.engines.local import run_local
 
-        run_local(waiting, end, log, jobs=jobs, device=device, retries=retries)
+        run_local(waiting, end, log, jobs=jobs, device=device, retries=retries, mps=mps)
     return failed
 
 

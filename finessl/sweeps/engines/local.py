@@ -16,9 +16,11 @@ from typing import IO, Any
 from rich.live import Live
 from rich.text import Text
 
+from finessl.data.cache import SHARED
 from finessl.runtime.callbacks import Log
 from finessl.runtime.files import writing
 from finessl.runtime.machine import usable_cores
+from finessl.runtime.mps import shared_gpu
 from finessl.runtime.terminal import console
 from finessl.sweeps.compare import Cell
 from finessl.sweeps.engines import Ended, cell_command
@@ -62,16 +64,24 @@ def run_local(
     jobs: int = 1,
     device: str = "auto",
     retries: int = 1,
+    mps: bool = True,
     command: Command = cell_command,
 ) -> None:
-    """Run each cell in a process, `jobs` at a time. Cores, and several GPUs, are divided among the jobs.
+    """Run each cell in a process, `jobs` at a time. Cores, and several GPUs, are divided among the jobs; jobs on one GPU share
+    it by MPS where that works (`mps`). Decoded images and compiled kernels are kept once, in files.
 
     A failed cell goes to the end of the queue, up to `retries` times. Ctrl-C lets running cells write a checkpoint.
     """
     waiting = deque((cell, 0) for cell in cells)
     running: dict[int, Running] = {}
+    jobs = min(jobs, max(len(cells), 1))
     environments = [environment(slot, jobs, device) for slot in range(jobs)]
-    with status_lines() as show, terminated_is_interrupted():
+    with contextlib.ExitStack() as stack:
+        show = stack.enter_context(status_lines())
+        stack.enter_context(terminated_is_interrupted())
+        if mps and share_a_gpu(jobs, device):
+            more = stack.enter_context(shared_gpu(log))
+            environments = [{**own, **more} for own in environments]
         try:
             while waiting or running:
                 for slot in range(jobs):
@@ -129,11 +139,20 @@ def environment(slot: int, jobs: int, device: str) -> dict[str, str]:
     # PyTorch's compiler would start a process per core in every job.
     compilers = {"TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", str(threads))}
     variables = {**os.environ, **compilers, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    if jobs > 1:
+        variables[SHARED] = "1"
     if jobs > 1 and device in ("auto", "cuda"):
         visible = visible_gpus()
         if len(visible) > 1:
             variables["CUDA_VISIBLE_DEVICES"] = visible[slot % len(visible)]
     return variables
+
+
+def share_a_gpu(jobs: int, device: str) -> bool:
+    """Are there more jobs than GPUs?"""
+    if jobs < 2 or device.split(":")[0] not in ("auto", "cuda"):
+        return False
+    return ":" in device or jobs > len(visible_gpus()) > 0
 
 
 def visible_gpus() -> list[str]:
