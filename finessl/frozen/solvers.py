@@ -33,7 +33,7 @@ LAPLACIAN = 3.0  # weight of the neighbours in EM
 ANCHOR = 5.0  # images that the labeled mean counts as, in the mean of a class
 PRIOR = 1.0  # strength of the pull of the class shares towards even ones
 OUTER, INNER = 5, 2  # more change little
-RIDGE = 1 / 8  # weight of ridge regression in the ensemble, per label of a class after the first; propagation has 1
+RIDGE = 1 / 6  # weight of ridge regression in the ensemble, per label of a class after the first; propagation has 1
 BLOCK = 1 << 15  # rows per product
 PART = 1 << 13  # rows of soft labels at a time: a few megabytes, which stay in the processor's cache
 WIDTH = 32  # columns that conjugate gradients solve at a time: rows of two cache lines
@@ -223,7 +223,7 @@ class Distiller:
 def ensemble(propagated: Solution, regressed: Solution, x: Tensor, per_class: float) -> Solution:
     """The weighted mean of label propagation and ridge regression, which is a linear classifier too:
 
-    W = (W₁ + v·(s₁/s₂)·W₂) / (1 + v), and so the biases,  v = (N − 1)/8 for N labels per class
+    W = (W₁ + v·(s₁/s₂)·W₂) / (1 + v), and so the biases,  v = (N − 1)/6 for N labels per class
     s: standard deviation of the scores x·Wᵀ + b over images and classes
 
     Propagation's scores are first shifted to the same mean in every class: otherwise a class whose labels are central in
