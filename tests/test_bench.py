@@ -274,6 +274,7 @@ def test_quick_measures_solvers_and_selection(
         "| ridge",
         "| propagation",
         "| em",
+        "| ensemble",
         "| chosen",
         "| select: herding",
         "| select: random",

@@ -37,7 +37,9 @@ def test_table_fits_80_columns(shapes: Path) -> None:
 def test_run_is_an_ordinary_run(run: Path, shapes: Path) -> None:
     meta = json.loads((run / "meta.json").read_text())
     assert meta["finished"] and meta["labeled"] == 12 and meta["test"] == 24
-    assert {row["solver"] for row in meta["candidates"]} == {"means", "ridge", "propagation", "em"}
+    assert {row["solver"] for row in meta["candidates"]} == {
+        "means", "ridge", "propagation", "em", "ensemble",
+    }  # fmt: skip
     measured = json.loads(run_verb("evaluate", run, "--json"))
     assert measured["accuracy"] == pytest.approx(meta["accuracy"], abs=0.05)  # kept features are float16: one of 24
     assert measured["accuracy"] > 0.6

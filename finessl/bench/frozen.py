@@ -94,7 +94,7 @@ def few_labels(truth: np.ndarray) -> np.ndarray:
 
 
 def measure_quick(path: Path, threads: int) -> FeatureCost:
-    """What `finessl quick` does after encoding: neighbours, four solvers with four folds each, the choice."""
+    """What `finessl quick` does after encoding: neighbours, all solvers with four folds each, the choice."""
     from finessl.frozen.choose import Pile, choose_solver, representatives
     from finessl.frozen.solvers import feature_centre, prepare
 

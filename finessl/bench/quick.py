@@ -17,7 +17,7 @@ from torch import Tensor
 from finessl.data.dataset import Dataset
 from finessl.data.splits import make_split
 from finessl.errors import FinesslError
-from finessl.frozen.choose import DEFAULT, Pile, choose_solver
+from finessl.frozen.choose import FAST, Pile, choose_solver
 from finessl.frozen.features import FrozenEncoder, encode_part
 from finessl.frozen.select import Strategy, select_images
 from finessl.frozen.solvers import feature_centre, prepare
@@ -93,7 +93,7 @@ def measure(
                 y = torch.full_like(truth, -1)
                 y[chosen] = truth[chosen]
                 line = row(f"select: {strategy}", count)
-                line.accuracy.append(score(pile.solve(DEFAULT, y, classes).logits(test)))
+                line.accuracy.append(score(pile.solve(FAST, y, classes).logits(test)))
                 line.classes.append(len(torch.unique(y[chosen])))
                 line.seconds.append(seconds)
     return list(results.values())

@@ -35,8 +35,8 @@ def quick(
 ) -> None:
     """Classify with frozen features, in seconds.
 
-    Encodes every image once. Compares class means, ridge regression, label propagation and EM by cross-validation on
-    the labels, and prints one table. With --out it writes a run for predict, evaluate and report.
+    Encodes every image once. Compares class means, ridge regression, label propagation, EM and the mean of two of them
+    by cross-validation on the labels, and prints one table. With --out it writes a run for predict, evaluate and report.
     """
     from finessl.api import make_recipe
     from finessl.models.backbones import candidate_backbones

@@ -7,7 +7,7 @@ classes: then the choice is a fixed one, and the reason is given.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from finessl.data.dataset import rank_in_class
 from finessl.frozen.neighbours import Graph, build_graph
-from finessl.frozen.solvers import Distiller, Solution, class_means, em, propagate, ridge
+from finessl.frozen.solvers import Distiller, Solution, class_means, em, ensemble, propagate, ridge
 from finessl.runtime.callbacks import Progress, no_progress
 
 SOLVERS = {
@@ -25,10 +25,14 @@ SOLVERS = {
     "ridge": "ridge regression",
     "propagation": "label propagation",
     "em": "EM with neighbours",
+    "ensemble": "propagation and ridge",
 }
-DEFAULT, FALLBACK = "propagation", "ridge"
-TRANSDUCTIVE = ("propagation", "em")
+MEMBERS = ("propagation", "ridge")  # of the ensemble
+DEFAULT, FALLBACK = "ensemble", "ridge"
+FAST = "propagation"  # where a solution is needed after every label: the ensemble takes several times as long
+TRANSDUCTIVE = ("propagation", "em", "ensemble")
 FOLDS = 4
+STRICT = 2.0  # standard deviations by which another solver has to be better than the ensemble: less is mostly chance
 CROWD = 10  # images per class below which the unlabeled images are too few to help
 LARGEST = 100_000  # images that are solved together: a larger set is represented by a random sample
 
@@ -96,12 +100,16 @@ class Pile:
             self._graph = build_graph(self.x)
         return self._graph
 
-    def solve(self, solver: str, y: Tensor, classes: int) -> Solution:
-        """A linear classifier from the labels y [n] (−1: unlabeled)."""
+    def solve(self, solver: str, y: Tensor, classes: int, solved: Mapping[str, Solution] | None = None) -> Solution:
+        """A linear classifier from the labels y [n] (−1: unlabeled).   solved: by other solvers from the same labels, for
+        the ensemble."""
         if solver == "means":
             return class_means(self.x, y, classes)
         if solver == "ridge":
             return ridge(self.x, y, classes)
+        if solver == "ensemble":
+            solved = solved or {name: self.solve(name, y, classes) for name in MEMBERS}
+            return ensemble(solved["propagation"], solved["ridge"], self.x, int((y >= 0).sum()) / classes)
         soft = propagate(self.graph, y, classes) if solver == "propagation" else em(self.x, self.graph, y, classes)
         if self._distiller is None:
             self._distiller = Distiller(self.x)
@@ -113,46 +121,57 @@ def choose_solver(
     y: Tensor,
     classes: int,
     *,
+    default: str = DEFAULT,
     extra: Mapping[str, tuple[Solution, np.ndarray]] | None = None,
     progress: Progress = no_progress,
 ) -> Choice:
     """Solve with every solver that fits the data, and choose one.
 
+    default: DEFAULT, or FAST, which leaves the ensemble out.
     extra: classifiers that use no label (zero-shot), and which labeled images they have right.
     """
     labeled = torch.nonzero(y >= 0).flatten()
-    counts = torch.bincount(y[labeled], minlength=classes)
     crowded = len(pile.x) >= CROWD * classes
     names = [name for name in SOLVERS if crowded or name not in TRANSDUCTIVE]
+    names = [name for name in names if name != "ensemble" or default == "ensemble"]
     folds = assign_folds(y[labeled].cpu().numpy(), classes)
+    trials = [y] if folds is None else [y, *(hide(y, labeled, folds == fold) for fold in range(folds.max() + 1))]
+    solved: list[dict[str, Solution]] = [{} for _ in trials]  # by solver: with all labels, and without each fold's
+    seconds: dict[str, float] = {}
     candidates = []
     for number, name in enumerate(names):
         progress(f"solving: {SOLVERS[name]}", number, len(names))
         if name in TRANSDUCTIVE:
             if not pile.linked:
                 progress("finding nearest neighbours", number, len(names))
-            pile.graph  # noqa: B018 - shared by both: not part of one solver's time
+            pile.graph  # noqa: B018 - shared: not part of one solver's time
         start = time.perf_counter()
-        solution = pile.solve(name, y, classes)
-        seconds = time.perf_counter() - start
-        right = None if folds is None else held_out(pile, name, y, labeled, folds, classes)
-        candidates.append(Candidate(name, solution, right, seconds))
+        solved[0][name] = pile.solve(name, y, classes, solved[0])
+        seconds[name] = time.perf_counter() - start
+        if name == "ensemble":
+            seconds[name] += sum(seconds[member] for member in MEMBERS)
+        for rest, solutions in zip(trials[1:], solved[1:], strict=True):
+            solutions[name] = pile.solve(name, rest, classes, solutions)
+        trial = [solutions[name] for solutions in solved[1:]]
+        right = None if folds is None else held_out(trial, pile.x[labeled], y[labeled], folds)
+        candidates.append(Candidate(name, solved[0][name], right, seconds[name]))
     for name, (solution, hits) in (extra or {}).items():
         candidates.append(Candidate(name, solution, hits if folds is None else hits[folds >= 0]))
-    return decide(candidates, crowded, int(counts.max()))
+    return decide(candidates, crowded, default)
 
 
-def decide(candidates: list[Candidate], crowded: bool, most: int) -> Choice:
+def decide(candidates: list[Candidate], crowded: bool, default: str = DEFAULT) -> Choice:
     """The default, unless another is better on the held-out labels by more than chance."""
     by_name = {candidate.solver: candidate for candidate in candidates}
-    standard = by_name[DEFAULT if crowded else FALLBACK]
+    standard = by_name[default if crowded else FALLBACK]
     title = SOLVERS[standard.solver]
     why = "" if crowded else f"There are fewer than {CROWD} images per class, so the labeled images decide alone. "
     if standard.right is None:
         return Choice(candidates, standard, f"{why}No class has two labels, so nothing can be held out: {title}.")
     best = standard
     for candidate in candidates:
-        if candidate.right is not None and better(candidate.right, standard.right):
+        strict = standard.solver == "ensemble" and candidate.solver in SOLVERS  # zero-shot may well be far better
+        if candidate.right is not None and better(candidate.right, standard.right, STRICT if strict else 1.0):
             best = candidate if candidate.right.sum() > best.right.sum() else best  # type: ignore[union-attr]
     if best is standard:
         reason = f"{why}{title.capitalize()}: no other is better on the held-out labels by more than chance."
@@ -162,10 +181,10 @@ def decide(candidates: list[Candidate], crowded: bool, most: int) -> Choice:
     return Choice(candidates, best, reason)
 
 
-def better(right: np.ndarray, other: np.ndarray) -> bool:
-    """More often right, by more than one standard deviation of the difference on the same images."""
+def better(right: np.ndarray, other: np.ndarray, deviations: float = 1.0) -> bool:
+    """More often right, by more than this many standard deviations of the difference on the same images."""
     won, lost = int((right & ~other).sum()), int((other & ~right).sum())
-    return won - lost > np.sqrt(won + lost)
+    return won - lost > deviations * np.sqrt(won + lost)
 
 
 def assign_folds(labels: np.ndarray, classes: int, most: int = FOLDS) -> np.ndarray | None:
@@ -180,15 +199,22 @@ def assign_folds(labels: np.ndarray, classes: int, most: int = FOLDS) -> np.ndar
     return np.where(counts[labels] > 1, rank_in_class(labels) % folds, -1)
 
 
-def held_out(pile: Pile, solver: str, y: Tensor, labeled: Tensor, folds: np.ndarray, classes: int) -> np.ndarray:
-    """bool: is each labeled image that has a fold right when its fold's labels are hidden?"""
+def hide(y: Tensor, labeled: Tensor, hidden: np.ndarray) -> Tensor:
+    """The labels y without those of some labeled images.   labeled: their positions.   hidden: bool [labeled]."""
+    rest = y.clone()
+    rest[labeled[torch.from_numpy(hidden).to(y.device)]] = -1
+    return rest
+
+
+def held_out(solutions: Sequence[Solution], x: Tensor, y: Tensor, folds: np.ndarray) -> np.ndarray:
+    """bool: is each labeled image that has a fold right when its fold's labels are hidden?
+
+    solutions: without the labels of each fold.   x, y: features and labels of the labeled images.
+    """
     right = np.zeros(len(folds), bool)
-    for fold in range(folds.max() + 1):
-        hidden = labeled[torch.from_numpy(np.flatnonzero(folds == fold)).to(labeled.device)]
-        rest = y.clone()
-        rest[hidden] = -1
-        answers = pile.solve(solver, rest, classes).logits(pile.x[hidden]).argmax(1)
-        right[folds == fold] = (answers == y[hidden]).cpu().numpy()
+    for fold, solution in enumerate(solutions):
+        mine = torch.from_numpy(folds == fold).to(y.device)
+        right[folds == fold] = (solution.logits(x[mine]).argmax(1) == y[mine]).cpu().numpy()
     return right[folds >= 0]
 
 

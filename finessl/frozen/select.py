@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from finessl.errors import FinesslError
-from finessl.frozen.choose import CROWD, DEFAULT, FALLBACK, LARGEST, Pile, representatives
+from finessl.frozen.choose import CROWD, FALLBACK, FAST, LARGEST, Pile, representatives
 from finessl.frozen.solvers import BLOCK, as_tensor, feature_centre, prepare
 from finessl.runtime.callbacks import Progress, no_progress
 
@@ -163,7 +163,7 @@ def suggest(rows: np.ndarray, y: Tensor, classes: int) -> Tensor | None:
     if classes < 2 or len(torch.unique(known)) < 2:
         return None
     x = prepare(rows, feature_centre(rows).to(y.device))
-    solver = DEFAULT if len(x) >= CROWD * classes else FALLBACK
+    solver = FAST if len(x) >= CROWD * classes else FALLBACK
     return Pile(x).solve(solver, y, classes).logits(x).softmax(1)
 
 

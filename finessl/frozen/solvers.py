@@ -4,10 +4,10 @@
     ridge        ridge regression on the labels
     propagation  labels spread over the nearest-neighbour graph of all images (Zhou et al. 2003)
     em           Gaussian classes fitted to all images, with a Laplacian term and a soft class prior (TransCLIP's form)
+    ensemble     the weighted mean of propagation and ridge
 
-All work on centred unit features: whitening and a forced class balance lose accuracy on real photos. The last two label
-the whole set; a ridge regression on those soft labels (`Distiller`)
-answers new images without it.
+All work on centred unit features: whitening and a forced class balance lose accuracy on real photos. Propagation and EM
+label the whole set; a ridge regression on those soft labels (`Distiller`) answers new images without it.
 
 Notation: x [n, d] prepared features, y [n] labels (−1: unlabeled), C classes, z [n, C] soft labels.
 """
@@ -33,6 +33,7 @@ LAPLACIAN = 3.0  # weight of the neighbours in EM
 ANCHOR = 5.0  # images that the labeled mean counts as, in the mean of a class
 PRIOR = 1.0  # strength of the pull of the class shares towards even ones
 OUTER, INNER = 5, 2  # more change little
+RIDGE = 1 / 6  # weight of ridge regression in the ensemble, per label of a class after the first; propagation has 1
 BLOCK = 1 << 15  # rows per product
 PART = 1 << 13  # rows of soft labels at a time: a few megabytes, which stay in the processor's cache
 WIDTH = 32  # columns that conjugate gradients solve at a time: rows of two cache lines
@@ -214,3 +215,24 @@ class Distiller:
             cross += ((part - self.middle).T @ (soft - level)).double()
         weight = torch.cholesky_solve(cross, self.factor).float()
         return Solution(weight.T.contiguous(), level - self.middle @ weight)
+
+
+# ---- from two classifiers -------------------------------------------------------------------------------------------
+
+
+def ensemble(propagated: Solution, regressed: Solution, x: Tensor, per_class: float) -> Solution:
+    """The weighted mean of label propagation and ridge regression, which is a linear classifier too:
+
+    W = (W₁ + v·(s₁/s₂)·W₂) / (1 + v), and so the biases,  v = (N − 1)/6 for N labels per class
+    s: standard deviation of the scores x·Wᵀ + b over images and classes
+
+    Propagation's scores are first shifted to the same mean in every class: otherwise a class whose labels are central in
+    the graph takes images from the others (cf. class mass normalisation, Zhu et al. 2003).
+    """
+    sample = x[:: -(-len(x) // PART)]
+    first, second = (sample @ one.weight.T + one.bias for one in (propagated, regressed))
+    level, share = first.mean(0), RIDGE * max(per_class - 1, 0)
+    factor = share * (first - level).std() / second.std().clamp_min(1e-12)
+    weight = propagated.weight + factor * regressed.weight
+    bias = propagated.bias - level + level.mean() + factor * regressed.bias
+    return Solution(weight / (1 + share), bias / (1 + share))

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from finessl.frozen.choose import CROWD, DEFAULT, FALLBACK, TRANSDUCTIVE, Choice, Pile, calibrate, choose_solver
+from finessl.frozen.choose import CROWD, FALLBACK, FAST, TRANSDUCTIVE, Choice, Pile, calibrate, choose_solver
 from finessl.frozen.select import Picker, herd, uncertainty, unit
 from finessl.studio.features import LINKED, Encoded, release
 from finessl.studio.suggest import Answer
@@ -33,7 +33,7 @@ def fit(
     count = len(classes)
     if count < 2:
         return None
-    solver = solver or DEFAULT
+    solver = solver or FAST
     if solver in TRANSDUCTIVE and (not encoded.linked or len(y) < CROWD * count or len(y) > LINKED):
         solver = FALLBACK
     solution = encoded.pile.solve(solver, y, count)
@@ -98,4 +98,4 @@ def judge(encoded: Encoded, label: np.ndarray) -> Choice | None:
         return None
     rows = sample_rows(encoded, label)
     pile = encoded.pile if len(rows) == len(y) else Pile(encoded.pile.x[rows])
-    return choose_solver(pile, y[rows], len(classes))
+    return choose_solver(pile, y[rows], len(classes), default=FAST)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from finessl.frozen import solvers
 from finessl.frozen.choose import (
+    FAST,
     Candidate,
     Pile,
     assign_folds,
@@ -56,11 +58,33 @@ def test_a_large_set_is_represented_by_its_labels_and_a_sample() -> None:
 def test_every_solver_is_tried_and_held_out(clouds: Clouds) -> None:
     pile, truth = pile_of(clouds)
     choice = choose_solver(pile, labels(truth, 4), 4)
-    assert [c.solver for c in choice.candidates] == ["means", "ridge", "propagation", "em"]
+    assert [c.solver for c in choice.candidates] == ["means", "ridge", "propagation", "em", "ensemble"]
     assert all(c.right is not None and len(c.right) == 16 for c in choice.candidates)
     assert all(c.held_out is not None and c.held_out > 0.6 for c in choice.candidates)
     found = choice.chosen.solution.logits(pile.x).argmax(1).numpy()
     assert (found == truth).mean() > 0.9
+
+
+def test_ensemble_shares_the_solutions_of_its_members(clouds: Clouds) -> None:
+    """In every fold: as if it was solved alone."""
+    pile, truth = pile_of(clouds)
+    y = labels(truth, 3)
+    found = choose_solver(pile, y, 4).candidates[-1]
+    assert_close(found.solution.weight, pile.solve("ensemble", y, 4).weight)
+    known, right = torch.nonzero(y >= 0).flatten(), []
+    for rank in range(3):
+        hidden = known.view(4, 3)[:, rank]
+        rest = y.clone()
+        rest[hidden] = -1
+        right.append(pile.solve("ensemble", rest, 4).logits(pile.x[hidden]).argmax(1) == y[hidden])
+    assert found.right is not None and found.right.tolist() == torch.stack(right, 1).flatten().tolist()
+
+
+def test_fast_default_leaves_the_ensemble_out(clouds: Clouds) -> None:
+    pile, truth = pile_of(clouds)
+    choice = choose_solver(pile, labels(truth, 1), 4, default=FAST)
+    assert [c.solver for c in choice.candidates] == ["means", "ridge", "propagation", "em"]
+    assert choice.chosen.solver == "propagation"
 
 
 def test_held_out_labels_are_not_seen(clouds: Clouds) -> None:
@@ -76,7 +100,7 @@ def test_held_out_labels_are_not_seen(clouds: Clouds) -> None:
 def test_one_label_per_class_takes_the_default_and_says_so(clouds: Clouds) -> None:
     pile, truth = pile_of(clouds)
     choice = choose_solver(pile, labels(truth, 1), 4)
-    assert choice.chosen.solver == "propagation" and choice.chosen.held_out is None
+    assert choice.chosen.solver == "ensemble" and choice.chosen.held_out is None
     assert "nothing can be held out" in choice.reason
 
 
@@ -99,16 +123,25 @@ def test_a_class_with_one_label_stays_in_training(clouds: Clouds) -> None:
 
 
 def test_default_stays_unless_another_is_clearly_better() -> None:
-    default = candidate("propagation", [1, 1, 0, 0, 0, 0, 1, 1])
-    little, much = candidate("ridge", [1, 1, 1, 0, 0, 0, 1, 1]), candidate("means", [1] * 8)
-    assert decide([little, default], True, 2).chosen is default
-    found = decide([little, default, much], True, 2)
+    default = candidate("ensemble", [1, 1, 0, 0, 0, 0, 0, 1])
+    little, much = candidate("ridge", [1, 1, 1, 1, 1, 1, 0, 1]), candidate("means", [1] * 8)
+    assert decide([little, default], True).chosen is default  # 4 : 0, not more than 2√4
+    found = decide([little, default, much], True)  # 5 : 0
     assert found.chosen is much and "better on the held-out labels" in found.reason
+
+
+def test_one_deviation_suffices_for_what_is_no_solver_and_against_a_single_solver() -> None:
+    right = [1, 1, 1, 1, 1, 1, 0, 1]
+    default, other = candidate("ensemble", [1, 1, 0, 0, 0, 0, 0, 1]), candidate("zero-shot", right)
+    assert decide([default, other], True).chosen is other
+    single, other = candidate("propagation", [1, 1, 0, 0, 0, 0, 0, 1]), candidate("ridge", right)
+    assert decide([single, other], True, FAST).chosen is other
 
 
 def test_better_counts_the_images_on_which_they_differ() -> None:
     assert better(np.array([1, 1, 1, 1, 0], bool), np.array([1, 0, 0, 0, 0], bool))  # 3 : 0, 3 > √3
     assert not better(np.array([1, 1, 0], bool), np.array([1, 0, 0], bool))  # 1 : 0
+    assert not better(np.array([1, 1, 1, 1, 0], bool), np.array([1, 0, 0, 0, 0], bool), 2.0)  # 3 : 0, 3 < 2√3
     assert not better(np.array([1, 1, 1, 0, 0], bool), np.array([0, 0, 0, 1, 1], bool))  # 3 : 2
 
 

@@ -90,6 +90,18 @@ def test_distilled_labels_are_the_ridge_solution(case) -> None:  # type: ignore[
     assert_close(found.logits(x).mean(0) / found.scale, soft.mean(0), atol=1e-5, rtol=0)
 
 
+def test_ensemble(case) -> None:  # type: ignore[no-untyped-def]
+    x, truth, _ = case
+    y = torch.from_numpy(some_labels(truth, (5, 5, 4, 2)))  # 4 per class
+    propagated = solvers.Distiller(x).fit(solvers.propagate(build_graph(x), y, 4))
+    regressed = solvers.ridge(x, y, 4)
+    pairs = [(one.weight.double().numpy(), one.bias.double().numpy()) for one in (propagated, regressed)]
+    expected = reference.ensemble(x.double().numpy(), *pairs, 4.0)
+    found = solvers.ensemble(propagated, regressed, x, 4.0).logits(x) / solvers.SCALE
+    assert_close(found.double().numpy(), expected, atol=1e-3, rtol=0)  # deviations of n − 1 and of n
+    assert (found.argmax(1).numpy() == expected.argmax(1)).all()
+
+
 # ---- by hand --------------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +155,23 @@ def test_ridge_by_hand() -> None:
     found = solvers.ridge(torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1]), 2)
     assert_close(found.weight, torch.tensor([[0.25], [-0.25]]))
     assert_close(found.bias, torch.tensor([0.5, 0.5]))
+
+
+def test_ensemble_by_hand() -> None:
+    """Scores of two images: propagation [[1, 0], [1, 0]] has the class means 1 and 0, and no deviation from them."""
+    x = torch.tensor([[1.0], [-1.0]])
+    always_first = solvers.Solution(torch.tensor([[0.0], [0.0]]), torch.tensor([1.0, 0.0]))
+    found = solvers.ensemble(always_first, always_first, x, 1)
+    assert_close(found.logits(x), torch.full((2, 2), 0.5 * solvers.SCALE))  # no class is ahead
+    propagated = solvers.Solution(torch.tensor([[0.1], [-0.1]]), torch.tensor([0.8, 0.2]))
+    regressed = solvers.Solution(torch.tensor([[-3.0], [3.0]]), torch.tensor([0.0, 0.0]))
+    one = solvers.ensemble(propagated, regressed, x, 1)  # ridge has no weight
+    assert_close(one.weight, propagated.weight)
+    assert_close(one.bias, torch.tensor([0.5, 0.5]))
+    seven = solvers.ensemble(propagated, regressed, x, 7)  # v = 1, s₁/s₂ = 1/30: they cancel
+    assert_close(seven.weight, torch.zeros(2, 1))
+    many = solvers.ensemble(propagated, regressed, x, 19)  # v = 3: (0.1 − 3 · 0.1) / 4
+    assert_close(many.weight, torch.tensor([[-0.05], [0.05]]))
 
 
 # ---- large sets -----------------------------------------------------------------------------------------------------
