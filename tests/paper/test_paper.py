@@ -18,6 +18,7 @@ from finessl.errors import FinesslError
 from finessl.methods import METHODS
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
+from finessl.runs.records import write_record
 from finessl.runtime.files import write_arrays
 from finessl.sweeps.engines import run_cells
 from finessl.sweeps.paper import needs
@@ -367,7 +368,8 @@ def test_a_table_is_trained_and_printed_next_to_the_papers(shapes: Path, tmp_pat
 
 def test_rows_of_equal_compute_are_compared_image_by_image(tmp_path: Path) -> None:
     """Of the seeds that both have; runs without predictions do not count."""
-    grid = shown("best", tmp_path, ["N4"])
+    out, records = tmp_path / "runs", tmp_path / "records"
+    grid = shown("best", out, ["N4"])
     rows = {entry.row.name: entry for entry in grid.entries}
     labels = np.zeros(400, dtype=np.int64)
     for name, seeds, right in (("VPT", (0, 1), 300), ("AdaptFormer", (1, 2), 340)):
@@ -376,9 +378,17 @@ def test_rows_of_equal_compute_are_compared_image_by_image(tmp_path: Path) -> No
             finish(cell.run, cell.recipe, accuracy=right / 400)
             logits = np.eye(2)[(np.arange(400) >= right).astype(int)]
             write_arrays(cell.run.path / "predictions.npz", {"logits": logits, "labels": labels})
-    (sentence,) = gains(shown("best", tmp_path, ["N4"]))
+    (sentence,) = gains(shown("best", out, ["N4"]))
     assert sentence.startswith("CIFAR-100, N4: AdaptFormer is +10.00 against VPT (95 %: +7.")
     assert sentence.endswith("paired bootstrap of 1 seed and 400 images)")
-    assert sentence in tabulate(shown("best", tmp_path, ["N4"])).notes
+    assert sentence in tabulate(shown("best", out, ["N4"])).notes
+    for entry in rows.values():  # records say the same
+        for cell in entry.cells:
+            if cell.run.finished():
+                write_record(cell.run, records / cell.run.path.name)
+    assert gains(shown("best", records, ["N4"])) == [sentence]
+    other = {"logits": np.eye(2)[labels], "labels": 1 - labels}  # other images, or another order of them
+    write_arrays(rows["VPT"].cells[1].run.path / "predictions.npz", other)
+    assert gains(shown("best", out, ["N4"])) == []
     (rows["VPT"].cells[1].run.path / "predictions.npz").unlink()
-    assert gains(shown("best", tmp_path, ["N4"])) == []
+    assert gains(shown("best", out, ["N4"])) == []
