@@ -24,7 +24,7 @@ from finessl.sweeps.engines import run_cells
 from finessl.sweeps.paper import needs
 from finessl.sweeps.paper.contents import Value, read_table
 from finessl.sweeps.paper.grid import Grid, identity, make_grid, read_scale, select
-from finessl.sweeps.paper.needs import Places, lacking, locate, named_places
+from finessl.sweeps.paper.needs import Places, kinds, lacking, locate, named_places
 from finessl.sweeps.paper.report import gains, tabulate, within
 
 
@@ -257,6 +257,22 @@ def test_needs_of_scratch_text_and_missing_files(no_hub: None, tmp_path: Path) -
         named_places(["cifar=B"], "--root", ["cifar100"])
 
 
+def test_needs_of_joined_backbones(no_hub: None, tmp_path: Path) -> None:
+    """A file without a name is of the paper's backbone, also where it is a part."""
+    (tmp_path / "clip.pt").touch()
+    table = read_table("backbones")
+    recipe = table.recipe(table.rows[0], table.columns[1])
+    clip, dino = str(tmp_path / "clip.pt"), str(tmp_path / "dino.pt")
+    found = locate(recipe, Places({"": str(tmp_path)}, {"": clip, "dinov2-vit-s14": dino}))
+    assert found.model.weights == f"dinov2-vit-s14={dino},clip-vit-b16={clip}"
+    assert lacking(found)[1:] == [f"weights of dinov2-vit-s14: there is no file {dino}"]
+    alone = locate(recipe, Places({"": str(tmp_path)}, {"": clip}))
+    assert alone.model.weights == f"clip-vit-b16={clip}"
+    (lack,) = lacking(alone)[1:]
+    assert lack.startswith("weights of dinov2-vit-s14: the hub cannot be reached")
+    assert kinds(recipe) == ["cifar100", "dinov2-vit-s14", "clip-vit-b16"]
+
+
 def test_needs_of_text_prompts(no_hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needs, "find_spec", lambda name: True)
     weights, tower = tmp_path / "clip.pt", tmp_path / "tower.pt"
@@ -287,7 +303,7 @@ def run(*words: str) -> str:
 
 def test_the_overview_has_every_table_and_what_it_lacks(no_hub: None) -> None:
     rows = {row["id"]: row for row in json.loads(run("--format", "json"))["rows"]}
-    assert len(rows) == 27
+    assert len(rows) == 28
     assert rows["main"]["values"]["FineSSL; CIFAR-100, N4"] == "80.44 ± 0.24"
     assert rows["lp-fft"]["needs"] == "cifar100, class-name features, clip-vit-b16"
     assert "data food101: give --root food101=DIR" in rows["main"]["lacks"]
