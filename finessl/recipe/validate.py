@@ -55,7 +55,7 @@ def check_choices(recipe: Recipe, source: bool = False) -> tuple[Recipe, list[st
         ("method", named(METHODS, recipe.method.name, recipe.method.options)),
     ):
         sections[section] = take(getattr(recipe, section), found)
-    mistakes += check_backbone(recipe.model.backbone)
+    mistakes += check_backbone(recipe.model.backbone) or check_statistics(recipe)
     mistakes += check_weights(recipe.model.backbone, recipe.model.weights) if source else []
     update = {**sections, "data": data.model_copy(update=views), "plugins": recorded}
     return recipe.model_copy(update=update), mistakes
@@ -140,6 +140,20 @@ def check_weights(backbone: str, weights: str | None) -> list[str]:
     except FinesslError as error:
         return [str(error)]
     return [f"no weights file at {file}." for file in files if file and not Path(file).expanduser().is_file()]
+
+
+def check_statistics(recipe: Recipe) -> list[str]:
+    """Joined backbones normalise the images themselves, each as it was pre-trained."""
+    if "+" not in recipe.model.backbone or recipe.data.statistics == "model":
+        return []
+    from finessl.models.joint import part_names  # loads torch
+
+    if len(part_names(recipe.model.backbone)) == 1:
+        return []
+    return [
+        f"data.statistics = {recipe.data.statistics!r} would normalise the images twice: each part of backbone "
+        f"{recipe.model.backbone!r} normalises them as it was pre-trained. Use --set data.statistics=model."
+    ]
 
 
 def check_backbone(name: str) -> list[str]:

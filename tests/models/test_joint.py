@@ -22,6 +22,7 @@ from finessl.models.forward import forward_pixels
 from finessl.models.joint import Joint, weights_files
 from finessl.models.tuning import create
 from finessl.models.vit import ViTEncoder
+from finessl.recipe import Recipe
 
 CPU = torch.device("cpu")
 TINY = "vit_tiny_patch16_224"
@@ -96,6 +97,13 @@ def test_joined_backbones_train_and_predict(shapes: Path, tmp_path: Path) -> Non
     answers = finessl.load(tmp_path / "run").predict_proba([str(next((shapes / "test" / "down").iterdir()))])
     saved = np.load(tmp_path / "run" / "predictions.npz")["logits"]
     assert np.isclose(torch.from_numpy(saved).softmax(1).numpy(), np.asarray(answers), atol=1e-4).all(1).any()
+
+
+def test_images_are_normalised_once() -> None:
+    with pytest.raises(FinesslError, match=r"would normalise the images twice.* Use --set data.statistics=model"):
+        Recipe.read("released", {"data.source": "sample", "model.backbone": "embedded+wide-resnet-28-2"})
+    fields = {"data.source": "sample", "model.backbone": "embedded+wide-resnet-28-2", "data.statistics": "model"}
+    assert Recipe.read("released", fields).data.statistics == "model"
 
 
 def test_weights_files_are_given_by_part() -> None:

@@ -18,12 +18,13 @@ from finessl.errors import FinesslError
 from finessl.methods import METHODS
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
+from finessl.runs.records import write_record
 from finessl.runtime.files import write_arrays
 from finessl.sweeps.engines import run_cells
 from finessl.sweeps.paper import needs
 from finessl.sweeps.paper.contents import Value, read_table
 from finessl.sweeps.paper.grid import Grid, identity, make_grid, read_scale, select
-from finessl.sweeps.paper.needs import Places, lacking, locate, named_places
+from finessl.sweeps.paper.needs import Places, kinds, lacking, locate, named_places
 from finessl.sweeps.paper.report import gains, tabulate, within
 
 
@@ -256,6 +257,22 @@ def test_needs_of_scratch_text_and_missing_files(no_hub: None, tmp_path: Path) -
         named_places(["cifar=B"], "--root", ["cifar100"])
 
 
+def test_needs_of_joined_backbones(no_hub: None, tmp_path: Path) -> None:
+    """A file without a name is of the paper's backbone, also where it is a part."""
+    (tmp_path / "clip.pt").touch()
+    table = read_table("backbones")
+    recipe = table.recipe(table.rows[0], table.columns[1])
+    clip, dino = str(tmp_path / "clip.pt"), str(tmp_path / "dino.pt")
+    found = locate(recipe, Places({"": str(tmp_path)}, {"": clip, "dinov2-vit-s14": dino}))
+    assert found.model.weights == f"dinov2-vit-s14={dino},clip-vit-b16={clip}"
+    assert lacking(found)[1:] == [f"weights of dinov2-vit-s14: there is no file {dino}"]
+    alone = locate(recipe, Places({"": str(tmp_path)}, {"": clip}))
+    assert alone.model.weights == f"clip-vit-b16={clip}"
+    (lack,) = lacking(alone)[1:]
+    assert lack.startswith("weights of dinov2-vit-s14: the hub cannot be reached")
+    assert kinds(recipe) == ["cifar100", "dinov2-vit-s14", "clip-vit-b16"]
+
+
 def test_needs_of_text_prompts(no_hub: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needs, "find_spec", lambda name: True)
     weights, tower = tmp_path / "clip.pt", tmp_path / "tower.pt"
@@ -286,7 +303,7 @@ def run(*words: str) -> str:
 
 def test_the_overview_has_every_table_and_what_it_lacks(no_hub: None) -> None:
     rows = {row["id"]: row for row in json.loads(run("--format", "json"))["rows"]}
-    assert len(rows) == 27
+    assert len(rows) == 28
     assert rows["main"]["values"]["FineSSL; CIFAR-100, N4"] == "80.44 ± 0.24"
     assert rows["lp-fft"]["needs"] == "cifar100, class-name features, clip-vit-b16"
     assert "data food101: give --root food101=DIR" in rows["main"]["lacks"]
@@ -367,7 +384,8 @@ def test_a_table_is_trained_and_printed_next_to_the_papers(shapes: Path, tmp_pat
 
 def test_rows_of_equal_compute_are_compared_image_by_image(tmp_path: Path) -> None:
     """Of the seeds that both have; runs without predictions do not count."""
-    grid = shown("best", tmp_path, ["N4"])
+    out, records = tmp_path / "runs", tmp_path / "records"
+    grid = shown("best", out, ["N4"])
     rows = {entry.row.name: entry for entry in grid.entries}
     labels = np.zeros(400, dtype=np.int64)
     for name, seeds, right in (("VPT", (0, 1), 300), ("AdaptFormer", (1, 2), 340)):
@@ -376,9 +394,17 @@ def test_rows_of_equal_compute_are_compared_image_by_image(tmp_path: Path) -> No
             finish(cell.run, cell.recipe, accuracy=right / 400)
             logits = np.eye(2)[(np.arange(400) >= right).astype(int)]
             write_arrays(cell.run.path / "predictions.npz", {"logits": logits, "labels": labels})
-    (sentence,) = gains(shown("best", tmp_path, ["N4"]))
+    (sentence,) = gains(shown("best", out, ["N4"]))
     assert sentence.startswith("CIFAR-100, N4: AdaptFormer is +10.00 against VPT (95 %: +7.")
     assert sentence.endswith("paired bootstrap of 1 seed and 400 images)")
-    assert sentence in tabulate(shown("best", tmp_path, ["N4"])).notes
+    assert sentence in tabulate(shown("best", out, ["N4"])).notes
+    for entry in rows.values():  # records say the same
+        for cell in entry.cells:
+            if cell.run.finished():
+                write_record(cell.run, records / cell.run.path.name)
+    assert gains(shown("best", records, ["N4"])) == [sentence]
+    other = {"logits": np.eye(2)[labels], "labels": 1 - labels}  # other images, or another order of them
+    write_arrays(rows["VPT"].cells[1].run.path / "predictions.npz", other)
+    assert gains(shown("best", out, ["N4"])) == []
     (rows["VPT"].cells[1].run.path / "predictions.npz").unlink()
-    assert gains(shown("best", tmp_path, ["N4"])) == []
+    assert gains(shown("best", out, ["N4"])) == []

@@ -106,10 +106,10 @@ def contents() -> Tree:
 
 
 def table_names() -> list[str]:
-    """Tables in the paper's order, then its figures."""
+    """Tables in the paper's order, ours, then its figures."""
     folder = resources.files("finessl.sweeps.paper") / "tables"
     names = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
-    return sorted(names, key=lambda name: place_in_paper(read_table(name)))
+    return sorted(sorted(names), key=lambda name: place_in_paper(read_table(name)))
 
 
 def place_in_paper(table: PaperTable) -> tuple[bool, bool, int, str]:

@@ -42,14 +42,23 @@ def locate(recipe: Recipe, places: Places) -> Recipe:
     if root := places.root.get(source, places.root.get("")):
         inside = Path(root) / source
         changes["data.root"] = str(inside if inside.is_dir() else root)
-    # A file without a name is of the paper's backbone: it fits no other.
-    if weights := places.weights.get(backbone, places.weights.get("") if backbone == Recipe().model.backbone else None):
+    if weights := backbone_weights(backbone, places.weights):
         changes["model.weights"] = weights
     if recipe.head.options.get("init") == "text" and places.text_features:
         changes["head.text_features"] = places.text_features
     if recipe.head.name == "coop" and places.text_weights:
         changes["head.text_weights"] = places.text_weights
     return recipe.with_fields(changes, check=False)
+
+
+def backbone_weights(backbone: str, files: Mapping[str, str]) -> str | None:
+    """The weights of a backbone, or of the parts of joined ones. A file without a name is of the paper's backbone: it fits no
+    other."""
+    from finessl.models.joint import join_weights, part_names  # loads torch
+
+    own = {Recipe().model.backbone: files[""]} if "" in files else {}
+    found = {part: file for part in part_names(backbone) if (file := files.get(part, own.get(part)))}
+    return found.get(backbone) if part_names(backbone) == [backbone] else join_weights(found)
 
 
 def lacking(recipe: Recipe) -> list[str]:
@@ -68,9 +77,11 @@ def lacking(recipe: Recipe) -> list[str]:
 
 def kinds(recipe: Recipe) -> list[str]:
     """What a recipe needs, in a few words."""
+    from finessl.models.joint import part_names  # loads torch
+
     text = ["class-name features"] if recipe.head.options.get("init") == "text" else []
     tower = ["text tower"] if recipe.head.name == "coop" else []
-    return [recipe.data.source, recipe.model.backbone, *text, *tower]
+    return [recipe.data.source, *part_names(recipe.model.backbone), *text, *tower]
 
 
 @functools.cache
@@ -96,6 +107,11 @@ def data_changes(source: str, root: str | None, options: tuple[tuple[str, Any], 
 
 @functools.cache
 def weights_lack(backbone: str, weights: str | None) -> str | None:
+    from finessl.models.joint import part_names, weights_files  # loads torch
+
+    if part_names(backbone) != [backbone]:
+        parts = weights_files(backbone, weights)
+        return next((lack for part, file in parts.items() if (lack := weights_lack(part, file))), None)
     if weights is not None:
         return None if Path(weights).is_file() else f"weights of {backbone}: there is no file {weights}"
     from finessl.models.backbones import hub_lacks  # loads timm

@@ -11,7 +11,7 @@ import numpy as np
 
 from finessl.inference.metrics import paired_gain
 from finessl.recipe import Recipe
-from finessl.runtime.files import read_arrays
+from finessl.runs.records import read_answers
 from finessl.sweeps.paper.contents import PaperTable, Value, read_table, table_names
 from finessl.sweeps.paper.grid import Entry, Grid
 from finessl.sweeps.paper.needs import Places, kinds, lacking, locate
@@ -132,32 +132,29 @@ def notes(grid: Grid) -> list[str]:
 
 
 def gains(grid: Grid) -> list[str]:
-    """By how much rows are ahead of those that the table compares them with, from the seeds that both have predictions of."""
+    """By how much rows are ahead of those that the table compares them with, from the seeds that both have answers of."""
     entries = {(entry.row.name, entry.column.title): entry for entry in grid.entries}
     sentences = []
     for (row, column), entry in entries.items():
         other = entries.get((grid.table.against.get(row, ""), column))
         if other is None:
             continue
-        ours, theirs = right_answers(entry), right_answers(other)
-        if shared := sorted(ours.keys() & theirs.keys()):
-            first, second = (np.stack([runs[seed] for seed in shared]) for runs in (ours, theirs))
+        ours, theirs = kept_answers(entry), kept_answers(other)
+        both = sorted(ours.keys() & theirs.keys())
+        if shared := [seed for seed in both if np.array_equal(ours[seed][1], theirs[seed][1])]:  # the same images
+            first, second = (np.stack([np.equal(*runs[seed]) for seed in shared]) for runs in (ours, theirs))
             gain, (low, high) = paired_gain(first, second)
             sentences.append(
                 f"{column}: {row} is {100 * gain:+.2f} against {other.row.name} (95 %: {100 * low:+.2f} to {100 * high:+.2f}; "
-                f"paired bootstrap of {len(shared)} seed{'s' if len(shared) > 1 else ''} and {len(ours[shared[0]]):,} images)"
+                f"paired bootstrap of {len(shared)} seed{'s' if len(shared) > 1 else ''} and {first.shape[1]:,} images)"
             )
     return sentences
 
 
-def right_answers(entry: Entry) -> dict[int, np.ndarray]:
-    """Seed → bool [images], of the finished runs that have kept their predictions."""
-    found = {}
-    for cell in entry.cells:
-        if cell.run.finished() and (file := cell.run.path / "predictions.npz").exists():
-            arrays = read_arrays(file, "logits", "labels")
-            found[cell.recipe.seed] = arrays["logits"].argmax(1) == arrays["labels"]
-    return found
+def kept_answers(entry: Entry) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Seed → answers and labels, of the finished runs that have kept them."""
+    found = {cell.recipe.seed: read_answers(cell.run) for cell in entry.cells if cell.run.finished()}
+    return {seed: kept for seed, kept in found.items() if kept is not None}
 
 
 def other_weights(grid: Grid) -> list[str]:
