@@ -76,7 +76,7 @@ class PixelStore:
 
     def batch(self, indices: np.ndarray, device: torch.device) -> Tensor | Packed:
         """Images for `pixel_ops.resample` on the device: [n, H, W, 3] as from `fetch`, or packed where they lie."""
-        if device.type == "cpu" or (self.resident and self.array is not None):
+        if device.type != "cuda" or (self.resident and self.array is not None):
             return self.fetch(indices, device)
         if self._resident is None:
             return self.packed(indices, device)

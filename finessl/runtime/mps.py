@@ -46,7 +46,11 @@ def shared_gpu(log: Log) -> Iterator[dict[str, str]]:
         yield {}
         return
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mps-", dir=short_folder())))
+        folder = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="mps-", dir=short_folder(), ignore_cleanup_errors=True)
+            )
+        )
         variables = {PIPES: str(folder / "pipes"), LOGS: str(folder / "logs")}
         for path in variables.values():
             Path(path).mkdir()
