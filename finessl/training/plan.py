@@ -45,6 +45,7 @@ FEWEST = {"tuned": 32_000, "cached": 16_000}
 DRAWS = 2  # views of each kind whose features are kept
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 SHORT_RUN = {"head.init": "class-mean", "method.pace_reset": "never"}  # a short run cannot begin with random heads
+WARMUP = 20  # of this many parts of the steps, the first one warms up to the learning rate of a run with a prior
 
 
 def read_budget(given: str | float | None) -> float | None:
@@ -241,7 +242,11 @@ def decide(
     number = cheapest if number is None else number
     way, steps = ways[number], max(rooms[number], 1)
     epoch = min(500, math.ceil(steps / 10))
-    lengths = {"train.epoch_steps": epoch, **small_batch(way.recipe.train.batch_size, steps)}
+    lengths = {
+        "train.epoch_steps": epoch,
+        **with_prior(way, answer, steps),
+        **small_batch(way.recipe.train.batch_size, steps),
+    }
     planned = Recipe.read(None, {**lengths, **way.fields, "train.steps": steps})
     train, seconds = planned.train, way.seconds(steps)
     size = planned.data.image_size or alias_of(planned.model.backbone).image_size
@@ -250,6 +255,8 @@ def decide(
         f"{train.batch_size} labeled and {train.batch_size * train.mu} unlabeled images, "
         f"{1000 * way.cost.step:,.0f} ms each: about {duration(seconds)} from here."
     )
+    if train.prior:
+        lines.append("  Labels propagated over the frozen features are a prior on its pseudo-labels.")
     if seconds > left:
         lines.append(f"  This is more than the budget: without any step it takes {duration(way.seconds(0))}.")
     if steps < LONGEST:
@@ -262,6 +269,16 @@ def decide(
     if device.type == "cpu":
         lines.append("  A GPU has room for AdaptFormer in all blocks and batches of 32.")
     return Plan(planned, budget, seconds, [*lines, *notes], answer)
+
+
+def with_prior(way: Way, answer: Answer | None, steps: int) -> dict[str, Any]:
+    """Fields of a run whose pseudo-labels begin with those of the frozen features (prior.py): more accurate with few labels
+    (docs/results.md). Every pseudo-label then counts from the first step on, and without a warm-up some runs diverge.
+    Nothing where the features are not encoded, or the images too few for label propagation."""
+    solvers = {candidate.solver for candidate in answer.chosen.choice.candidates} if answer is not None else set()
+    if way.kind != "tuned" or way.recipe.method.name != "finessl" or "propagation" not in solvers:
+        return {}
+    return {"train.prior": 1.0, "train.warmup": math.ceil(steps / WARMUP)}
 
 
 # ---- in words -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from finessl.errors import FinesslError
 from finessl.recipe import Recipe
 from finessl.training import affordable as encoding
 from finessl.training import plan as planning
-from finessl.training.plan import LONGEST, Sizes, Way, decide, read_budget
+from finessl.training.plan import LONGEST, Sizes, Way, decide, read_budget, with_prior
 from finessl.training.timing import SMALL, STEPS, Cost, time_training
 
 CPU = torch.device("cpu")
@@ -70,6 +70,26 @@ def test_the_whole_run_scales_with_its_steps() -> None:
     plan = choose(2000)
     assert plan.recipe.train.epoch_steps == -(-plan.recipe.train.steps // 10)
     assert choose(100_000).recipe.train.epoch_steps == 500
+
+
+def solved(*solvers: str) -> Any:
+    """An answer from frozen features, of which the plan knows the solvers."""
+    return SimpleNamespace(
+        chosen=SimpleNamespace(choice=SimpleNamespace(candidates=[SimpleNamespace(solver=s) for s in solvers]))
+    )
+
+
+def test_frozen_features_are_a_prior_where_they_were_propagated() -> None:
+    tuned, kept = way("all", "tuned", 1.0), way("kept", "cached", 1.0)
+    assert with_prior(tuned, solved("ridge", "propagation"), 990) == {"train.prior": 1.0, "train.warmup": 50}
+    other = way("all", "tuned", 1.0, **{"method.name": "fixmatch"})
+    for case in (
+        (tuned, None),
+        (tuned, solved("ridge")),
+        (kept, solved("propagation")),
+        (other, solved("propagation")),
+    ):
+        assert with_prior(*case, 990) == {}
 
 
 def test_plan_says_what_it_gives_up_and_what_more_time_buys() -> None:
@@ -130,7 +150,8 @@ def test_train_plans_own_data_and_records_the_choice(planned: Any, shapes: Path,
     assert recipe["model"]["backbone"] == "embedded" and recipe["tuning"]["name"] == "adaptformer"
     assert recipe["train"]["steps"] == 2 and recipe["train"]["batch_size"] == 8  # a second each, a tenth in reserve
     assert recipe["train"]["lr"] == 0.03 / 4 and recipe["train"]["warmup"] == 1  # for a quarter of the batch
-    assert "frozen features alone" in text and recipe["train"]["prior"] == 0.0
+    assert "frozen features alone" in text and "a prior on its pseudo-labels" in " ".join(text.split())
+    assert recipe["train"]["prior"] == 1.0
     again, same = planned(shapes, "-n", 4, "--budget", "2h")  # it resumes what was planned
     assert "nothing to do" in again and same == recipe
     finessl.train(shapes, out=tmp_path / "copy", recipe=tmp_path / "run" / "recipe.toml", quiet=True)
