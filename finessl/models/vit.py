@@ -77,6 +77,12 @@ def layer_norm(norm: nn.Module, x: Tensor) -> Tensor:
         return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
 
 
+def standardise(x: Tensor, eps: float) -> Tensor:
+    """x̂ of a layer norm, without its weight and bias, in the dtype of x."""
+    with torch.autocast(x.device.type, enabled=False):
+        return F.layer_norm(x, x.shape[-1:], eps=eps)
+
+
 def embed_patches(embed: nn.Module, images: Tensor) -> Tensor:
     """Patch embeddings [n, patches, dim]. Patches that do not overlap are one matrix product, which is faster on a GPU than
     the convolution."""

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from finessl.models.encoder import Encoder
 from finessl.models.tuning.base import Tuning, factory_kwargs, last_blocks, transformer, uniform
-from finessl.models.vit import layer_norm
+from finessl.models.vit import standardise
 from finessl.registry.options import Count, Weight
 
 
@@ -35,7 +35,14 @@ class Branch(nn.Module):
             nn.init.zeros_(zero)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * self.up(self.dropout(F.relu(self.down(layer_norm(self.norm, x)))))
+        weight: Tensor = self.down.weight
+        bias: Tensor = self.down.bias
+        if isinstance(self.norm, nn.LayerNorm):
+            # Down(γ x̂ + β) = (W γ) x̂ + (W β + b): the gradients of γ and β follow from that of the small matrix W γ, where
+            # LayerNorm's own backward pass would sum over all tokens once more.
+            bias = bias + (weight * self.norm.bias).sum(1)
+            weight, x = weight * self.norm.weight, standardise(x, self.norm.eps)
+        return self.scale * self.up(self.dropout(F.relu(F.linear(x, weight, bias))))
 
 
 @dataclass(kw_only=True, eq=False)
