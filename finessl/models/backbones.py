@@ -130,11 +130,9 @@ def make_encoder(model: nn.Module) -> Encoder:
     return PooledEncoder(model) if unsupported(model) else ViTEncoder(model)  # type: ignore[arg-type]
 
 
-RANDOM_FILLS = (
-    Tensor.uniform_,
-    Tensor.normal_,
-    Tensor.erfinv_,
-)  # timm's truncated normal distribution is made of these
+# timm's truncated normal distribution is made of these: random numbers, and what shapes them
+RANDOM_FILLS = (Tensor.uniform_, Tensor.normal_, Tensor.erfinv_)
+SHAPING = (Tensor.mul_, Tensor.add_, Tensor.clamp_)
 
 
 class SkipInit(TorchFunctionMode):
@@ -142,7 +140,8 @@ class SkipInit(TorchFunctionMode):
     initial values takes longer than reading the file."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(function, "__module__", "") == "torch.nn.init" or function in RANDOM_FILLS:
+        fills = getattr(function, "__module__", "") == "torch.nn.init" or function in RANDOM_FILLS
+        if fills or (function in SHAPING and isinstance(args[0], nn.Parameter)):  # a buffer is not in every file
             return args[0] if args else kwargs["tensor"]
         return function(*args, **(kwargs or {}))
 
@@ -174,12 +173,10 @@ def _from_timm(
     if weights is not None:
         visual_proj = load_weights(model, weights)
     encoder = make_encoder(model)
-    with torch.inference_mode():
-        dim = encoder(torch.zeros(1, 3, size, size)).shape[-1]
     return Backbone(
         encoder,
         name,
-        dim,
+        _feature_dim(encoder, size),
         size,
         tuple(config["mean"]),
         tuple(config["std"]),
@@ -187,6 +184,14 @@ def _from_timm(
         visual_proj,
         pretrained or weights is not None,
     )
+
+
+def _feature_dim(encoder: Encoder, size: int) -> int:
+    """Width of the features. A transformer tells it; other networks are asked with one image, which takes a moment."""
+    if isinstance(encoder, ViTEncoder):
+        return encoder.model.num_features
+    with torch.inference_mode():
+        return encoder(torch.zeros(1, 3, size, size)).shape[-1]
 
 
 def _timm_config(name: str) -> dict[str, Any]:

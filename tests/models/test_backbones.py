@@ -349,3 +349,14 @@ def test_nothing_is_drawn_where_a_file_gives_the_weights(tmp_path: Path) -> None
         nn.init.trunc_normal_(torch.empty(3))
         torch.empty(3).normal_()
         assert torch.equal(torch.get_rng_state(), before)
+        parameter, buffer = nn.Parameter(torch.ones(2), requires_grad=False), torch.ones(2)
+        assert parameter.mul_(3).tolist() == [1, 1] and buffer.mul_(3).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "vit_small_patch14_dinov2", "vit_base_patch16_siglip_224", "resnet18"]
+)
+def test_width_of_the_features(name: str) -> None:
+    backbone = create_backbone(name, pretrained=False, image_size=56 if "14" in name else 224)
+    with torch.inference_mode():
+        assert backbone.encoder(torch.zeros(1, 3, backbone.image_size, backbone.image_size)).shape == (1, backbone.dim)
