@@ -35,7 +35,7 @@ class Way:
 
 
 def bench_jobs(data: str, options: Sequence[str], runs: int, work: Path) -> Iterator[Way]:
-    """data: as `finessl compare` takes it.   options: of `finessl compare`.   runs: so many seeds.   work: empty folder."""
+    """data: as `finessl compare` takes it.   options: of `finessl compare`.   runs: number of seeds.   work: empty folder."""
     ways = {
         WARMUP: ["--seeds", "1"],
         IN_TURN: ["--seeds", str(runs)],

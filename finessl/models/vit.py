@@ -117,6 +117,22 @@ def has_kernels(device: torch.device) -> bool:
     return True
 
 
+class RequiresGrad(torch.autograd.Function):
+    """x as it is, with `requires_grad` where `other` has it; no gradient goes back to x.
+
+    The first block with a branch leaves x frozen and returns a residual that is not. Without this the next block alone would
+    have such inputs, and would be compiled for itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, other: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        return None, None
+
+
 class ViTEncoder(Encoder):
     """images [n, 3, S, S] → features [n, dim] through a timm VisionTransformer, `model`.
 
@@ -184,6 +200,8 @@ class ViTEncoder(Encoder):
                 x, residual = checkpoint(self.run_block, block, x, residual, prompt, *rest, use_reentrant=False)
             else:
                 x, residual = self.run_block(block, x, residual, prompt, *rest)
+            if residual.requires_grad and not x.requires_grad:
+                x = RequiresGrad.apply(x, residual)
         x = x if residual is None else x + residual
         if self.tokens is not None and not class_only:
             x = x[:, : -len(self.tokens)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import scaled_dot_product_attention
 
 from finessl.errors import FinesslError
@@ -136,6 +137,17 @@ def test_one_graph_for_compilers(make_vit: Make, images: Tensor, tuning: str) ->
     create(tuning).apply(encoder, torch.Generator().manual_seed(0))
     compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(images), encoder(images), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("tuning", ["vpt-deep", "lora", "adaptformer", "adapter"])
+def test_blocks_share_compiled_functions(make_vit: Make, images: Tensor, tuning: str) -> None:
+    """One for the embedding, one each for the first block, whose input has no gradient, the middle ones and the last."""
+    torch._dynamo.reset()  # what other tests have compiled
+    counter, encoder = CompileCounter(), make_vit(depth=5)
+    create(tuning).apply(encoder, torch.Generator().manual_seed(0))
+    encoder.compile_with(lambda function: torch.compile(function, backend=counter))
+    encoder(images).sum().backward()
+    assert counter.frame_count == 4
 
 
 def test_blocks_of_another_kind_are_refused() -> None:
