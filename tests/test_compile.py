@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
@@ -25,3 +27,17 @@ def test_nothing_changes_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.compiler, "set_stance", lambda *_: pytest.fail("the compiler was asked for"))
     with compiling.uncompiled():
         pass
+
+
+def test_the_compilers_cache_takes_fp8_layers() -> None:
+    """PyTorch has the setting, under this name, and keeps it per thread."""
+    from torch._functorch import config
+
+    with config.patch(autograd_cache_allow_custom_autograd_functions=False):
+        compiling.cache_custom_functions()
+        assert config.autograd_cache_allow_custom_autograd_functions
+
+
+def test_compilers_start_in_a_thread() -> None:
+    compiling.start_compilers().join(60)
+    assert "torch._inductor.async_compile" in sys.modules

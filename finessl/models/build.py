@@ -15,7 +15,7 @@ from finessl.models.tuning import create
 from finessl.models.tuning.base import Tuning
 from finessl.models.vit import ViTEncoder
 from finessl.registry.options import Choice
-from finessl.runtime.compile import compiled, fuse
+from finessl.runtime.compile import cache_custom_functions, compiled, fuse
 from finessl.runtime.fp8 import round_to_fp8
 from finessl.runtime.precision import DTYPES
 
@@ -53,5 +53,6 @@ def store_frozen(encoder: Encoder, precision: str) -> None:
 def compile_encoder(encoder: Encoder) -> None:
     """Compile the encoder with static shapes, and the `fused` functions of the views. Falls back to eager mode."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+    cache_custom_functions()
     encoder.compile_with(compiled)
     fuse()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,22 +29,35 @@ import torch
 fusing = False
 
 
+def cache_custom_functions() -> None:
+    """Let a warm start find graphs with autograd functions of our own (fp8 layers) in the compiler's cache. Their code is part of
+    the key."""
+    with contextlib.suppress(AttributeError):  # a setting of the compiler's internals
+        from torch._functorch import config
+
+        config.autograd_cache_allow_custom_autograd_functions = True
+
+
 def fuse() -> None:
     """Compile `fused` functions from now on, for tensors on a GPU. The setting is global to the process."""
     global fusing
     fusing = True
 
 
-def start_compilers() -> None:
-    """Start the processes that compile kernels while data and weights are read. They start within seconds; before that
-    PyTorch compiles one kernel after the other."""
+def start_compilers() -> threading.Thread:
+    """Import the compiler and start the processes that compile kernels, in a thread, while data and weights are read: both
+    take seconds. Join the thread before the first compilation."""
+    thread = threading.Thread(target=_start_compilers, daemon=True)
+    thread.start()
+    return thread
+
+
+def _start_compilers() -> None:
     with contextlib.suppress(Exception):  # a private API; without it, only time is lost
         from torch._inductor.async_compile import AsyncCompile
 
         AsyncCompile.warm_pool()
         AsyncCompile.use_process_pool()
-        # A warm start finds the graphs of fp8 layers, which are autograd functions, in the cache. Their code is in the key.
-        torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
 
 
 @contextlib.contextmanager

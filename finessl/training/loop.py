@@ -83,13 +83,15 @@ class Training:
         self.recipe, self.directory, self.settings = recipe, directory, settings
         self.world, self.display, self.phases = world, display, Phases()
         train, precision = recipe.train, resolve_precision(recipe.train.precision, device)
-        if device.type == "cuda" and should_compile(settings.compile, device, train.steps):
-            start_compilers()
+        compiles = device.type == "cuda" and should_compile(settings.compile, device, train.steps)
+        compilers = start_compilers() if compiles else None
         self.experiment = experiment = prepare(
             recipe, directory, device, dataset=dataset, cache_dir=settings.cache_dir, progress=display.update,
             writes=world.first,
         )  # fmt: skip
         world.wait()
+        if compilers is not None:
+            compilers.join()
         network, self.optimizer = experiment.network, experiment.optimizer()
         eager = TrainingStep(network, experiment.method, self.optimizer, train, device, precision, world)
         eager.prior = frozen_prior(experiment, precision, display.update)
