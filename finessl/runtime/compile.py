@@ -30,8 +30,8 @@ fusing = False
 
 
 def cache_custom_functions() -> None:
-    """Let a warm start find graphs with autograd functions of our own (fp8 layers) in the compiler's cache. Their code is part of
-    the key."""
+    """Let a warm start find graphs with our own autograd functions (fp8 layers) in the compiler's cache. Their code is part
+    of the key."""
     with contextlib.suppress(AttributeError):  # a setting of the compiler's internals
         from torch._functorch import config
 
