@@ -199,7 +199,8 @@ def prefix_attention(qkv: Tensor, prefix: Tensor | None) -> Tensor:
     """
     shared = qkv.new_empty(0, 2, *qkv.shape[3:]) if prefix is None else prefix
     tokens, length, dim = qkv.shape[1], len(shared), qkv.shape[-1]
-    if not fits(tokens, length, dim, qkv.dtype) and (qkv.is_cuda or tokens + length > MAX_KEYS):
+    limited = qkv.is_cuda or tokens + length > MAX_KEYS  # Triton's interpreter, on the CPU, has no registers to fill
+    if limited and not fits(tokens, length, dim, qkv.dtype):
         raise FinesslError(
             f"attention from two sources takes at most {MAX_KEYS} tokens and prompts ({tokens + length} here) and heads of 16, "
             f"32 or 64 channels ({dim} here), in float32 at most 32."
