@@ -114,7 +114,11 @@ class Network(nn.Module):
     @property
     def random(self) -> bool:
         """Whether the forward pass uses random numbers (dropout)."""
-        return any(isinstance(module, nn.Dropout) and module.p > 0 and module.training for module in self.modules())
+        return any(module.training for module in self.dropouts())
+
+    def dropouts(self) -> list[nn.Dropout]:
+        """The modules that drop something in training mode."""
+        return [module for module in self.modules() if isinstance(module, nn.Dropout) and module.p > 0]
 
     def count(self) -> tuple[int, int]:
         """Number of trained parameters, number of all parameters."""

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from finessl.data.loader import Views
 from finessl.errors import FinesslError
@@ -153,7 +153,7 @@ class CudaGraphForward:
     def __init__(self, step: TrainingStep) -> None:
         self.network, self.device, self.precision = step.network, step.device, step.precision
         self.batch_size = step.train.batch_size * step.train.mu
-        self.shares_compiled = not any(isinstance(m, nn.Dropout) and m.p > 0 for m in step.network.modules())
+        self.shares_compiled = not step.network.dropouts()
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, images: Tensor) -> HeadOutputs:

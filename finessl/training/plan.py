@@ -45,7 +45,7 @@ FEWEST = {"tuned": 32_000, "cached": 16_000}
 DRAWS = 2  # views of each kind whose features are kept
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 SHORT_RUN = {"head.init": "class-mean", "method.pace_reset": "never"}  # a short run cannot begin with random heads
-WARMUP = 20  # of this many parts of the steps, the first one warms up to the learning rate of a run with a prior
+WARMUP = 20  # a run with a prior warms up for 1/20 of its steps
 
 
 def read_budget(given: str | float | None) -> float | None:
