@@ -38,6 +38,9 @@ def quick(
     Encodes every image once. Compares class means, ridge regression, label propagation, EM and the mean of two of them
     by cross-validation on the labels, and prints one table. With --out it writes a run for predict, evaluate and report.
     """
+    from finessl.runtime.startup import warm_up
+
+    warm_up(device)
     from finessl.api import make_recipe
     from finessl.models.backbones import candidate_backbones
     from finessl.recipe import parse_setting

@@ -49,6 +49,9 @@ def train(
     On your own data, without --recipe, --steps and --backbone: times a few steps, then plans backbone, tuning, batch and
     steps to end within --budget. Tuning is then adaptformer. The defaults below are those of named data sets.
     """
+    from finessl.runtime.startup import warm_up
+
+    warm_up(device, trains=True)
     from finessl.api import carry_out, dotted
     from finessl.recipe import Recipe, parse_setting
     from finessl.training.loop import Settings

@@ -22,7 +22,6 @@ Reference: Pillow's src/libImaging/Resample.c, Geometry.c, Blend.c and src/PIL/I
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,10 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finessl.runtime import compile as compilation
-from finessl.runtime.compile import fused
+from finessl.runtime.triton import with_kernel
 
 LEVELS = 256
+with_pixel_kernel = with_kernel("finessl.data.pixel_kernels")
 
 
 @dataclass(frozen=True)
@@ -127,6 +126,7 @@ def tap_table(axis: Axis) -> Table:
     return Table(rows, weights, (start[kind.reshape(-1)][:, None] + axis.position).astype(np.int32))
 
 
+@with_pixel_kernel
 def weigh(lines: Tensor, entry: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
     """Weighted sums along dimension 2, rounded: uint8 [n, groups, length, width] → uint8 [n, groups, size, width]."""
     n, groups, length, width = lines.shape
@@ -142,25 +142,11 @@ def weigh(lines: Tensor, entry: Tensor, rows: Tensor, weights: Tensor) -> Tensor
     return (total >> PRECISION).to(torch.uint8)
 
 
-@fused
-def weigh_across(lines: Tensor, entry: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """`weigh` of the horizontal pass."""
-    return weigh(lines, entry, rows, weights)
-
-
-@fused
-def weigh_down(lines: Tensor, entry: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """`weigh` of the vertical pass, compiled separately: its groups and width are constant."""
-    return weigh(lines, entry, rows, weights)
-
-
-def interpolate(
-    sums: Callable[..., Tensor], lines: Tensor, rows: np.ndarray, weights: np.ndarray, entry: np.ndarray
-) -> Tensor:
+def interpolate(lines: Tensor, rows: np.ndarray, weights: np.ndarray, entry: np.ndarray) -> Tensor:
     """One pass of a resize: uint8 [n, groups, length, width] → uint8 [n, groups, size, width]."""
     n, groups, length, width = lines.shape
     if len(rows) > 1:
-        return sums(lines, *(upload(array, lines.device) for array in (entry, rows, weights)))
+        return weigh(lines, *(upload(array, lines.device) for array in (entry, rows, weights)))
     start = length * np.arange(n * groups).reshape(n, groups, 1)
     index = upload(start + rows[0][entry][:, None], lines.device)  # one tap: lines are selected, not summed
     return lines.flatten(0, 2).index_select(0, index.flatten()).view(n, groups, -1, width)
@@ -181,9 +167,9 @@ def resample(pixels: Tensor | Packed, rows: Axis, columns: Axis) -> Tensor:
     parts = []
     for part in (slice(i, i + step) for i in range(0, n, step)):
         lines = pixels[part].transpose(1, 2).flatten(2)[:, None]  # [n, 1, W, H·3]
-        lines = interpolate(weigh_across, lines, *across[:2], across.entry[part])  # [n, 1, size, H·3]
+        lines = interpolate(lines, *across[:2], across.entry[part])  # [n, 1, size, H·3]
         lines = lines[:, 0].unflatten(2, (-1, 3)).permute(0, 3, 2, 1).contiguous()  # [n, 3, H, size]
-        parts.append(interpolate(weigh_down, lines, *down[:2], down.entry[part]))
+        parts.append(interpolate(lines, *down[:2], down.entry[part]))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -199,8 +185,6 @@ def resample_packed(pixels: Packed, rows: Axis, columns: Axis) -> Tensor:
     lines = 3 * pixels.sizes[:, 1].astype(np.int64)[:, None] * lines + pixels.start[:, None]
     arrays = (lines, 3 * places) if taps == 1 else (lines, 3 * places, by_line, by_place)
     uploaded = [upload(array.swapaxes(0, 1), pixels.device) for array in arrays]  # [n, taps, size]
-    if compilation.fusing:
-        torch._dynamo.maybe_mark_dynamic(pixels.flat, 0)
     function = pick_packed if taps == 1 else weigh_packed
     return torch.cat([function(*part, pixels.flat) for part in zip(*(u.split(PACKED) for u in uploaded), strict=True)])
 
@@ -225,13 +209,13 @@ def places_of(line: Tensor, place: Tensor) -> Tensor:
     return line[:, None, :, None] + place[:, None, None, :] + channel
 
 
-@fused
+@with_pixel_kernel
 def pick_packed(lines: Tensor, places: Tensor, flat: Tensor) -> Tensor:
     """One tap: pixels are selected, not summed."""
     return flat[places_of(lines[:, 0], places[:, 0])]
 
 
-@fused
+@with_pixel_kernel
 def weigh_packed(lines: Tensor, places: Tensor, by_line: Tensor, by_place: Tensor, flat: Tensor) -> Tensor:
     """Weighted sums, horizontally first, each pass rounded to uint8."""
     half = 1 << (PRECISION - 1)
@@ -251,7 +235,7 @@ def weigh_packed(lines: Tensor, places: Tensor, by_line: Tensor, by_place: Tenso
 # ---- pointwise operations, as tables -------------------------------------------------------------------------------
 
 
-@fused
+@with_pixel_kernel
 def lookup(images: Tensor, tables: Tensor) -> Tensor:
     """tables[i, c, images[i, c]]; `tables` uint8 [n, 3, 256]."""
     start = torch.arange(0, tables.numel(), LEVELS, dtype=torch.int32, device=images.device)
@@ -346,7 +330,7 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
     return blend(smooth, values, factor)
 
 
-@fused
+@with_pixel_kernel
 def affine(images: Tensor, matrix: Tensor) -> Tensor:
     """Image.transform(AFFINE) with nearest sampling and black fill; `matrix` int32 [n, 6] from `affine_matrix`."""
     height, width = images.shape[2:]
@@ -377,7 +361,7 @@ def rotation(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.stack([cosine, sine, c, -sine, cosine, f], axis=1)
 
 
-@fused
+@with_pixel_kernel
 def fill(images: Tensor, box: Tensor, colour: Tensor) -> Tensor:
     """Fill rectangles.   box: [n, 4], top, left, bottom, right (the last two excluded).   colour: uint8 [3]."""
     height, width = images.shape[2:]

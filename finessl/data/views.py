@@ -25,7 +25,7 @@ from finessl.data.pixel_ops import Axis, Packed, upload
 from finessl.errors import FinesslError
 from finessl.registry import Registry
 from finessl.registry.options import check_options
-from finessl.runtime.compile import fused
+from finessl.runtime.triton import with_kernel
 
 if TYPE_CHECKING:
     from finessl.registry.options import Choice
@@ -79,7 +79,7 @@ def normalise(
     return scale_and_shift(images, upload(constants, images.device).view(2, -1, 1, 1), dtype)
 
 
-@fused
+@with_kernel("finessl.data.pixel_kernels")
 def scale_and_shift(images: Tensor, constants: Tensor, dtype: torch.dtype) -> Tensor:
     scale, shift = constants
     return images.float().mul_(scale).add_(shift).to(dtype)

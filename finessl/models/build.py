@@ -15,9 +15,10 @@ from finessl.models.tuning import create
 from finessl.models.tuning.base import Tuning
 from finessl.models.vit import ViTEncoder
 from finessl.registry.options import Choice
-from finessl.runtime.compile import cache_custom_functions, compiled, fuse
+from finessl.runtime.compile import cache_custom_functions, compiled
 from finessl.runtime.fp8 import round_to_fp8
 from finessl.runtime.precision import DTYPES
+from finessl.runtime.triton import has_triton
 
 RECOMPILE_LIMIT = 64  # graphs per function: each batch size, with and without gradient, first, middle and last block
 
@@ -50,9 +51,23 @@ def store_frozen(encoder: Encoder, precision: str) -> None:
         freeze_dtype(encoder, DTYPES[precision])
 
 
+def fuse_encoder(encoder: Encoder, precision: str) -> bool:
+    """Let hand-written kernels compute a frozen transformer on a GPU (fused_vit.py): as fast as a compiled one, and ready in
+    seconds. Returns whether they can."""
+    if precision not in ("bf16", "fp8") or not has_triton():
+        return False
+    from finessl.models.fused_vit import FusedViT, unfusable
+
+    parts = [part for part in encoder.parts() if isinstance(part, ViTEncoder) and unfusable(part) is None]
+    if len(parts) < len(encoder.parts()):
+        return False
+    for part in parts:
+        part.fused = FusedViT(part)
+    return True
+
+
 def compile_encoder(encoder: Encoder) -> None:
-    """Compile the encoder with static shapes, and the `fused` functions of the views. Falls back to eager mode."""
+    """Compile the encoder with static shapes. Falls back to eager mode."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
     cache_custom_functions()
     encoder.compile_with(compiled)
-    fuse()

@@ -42,6 +42,7 @@ from torch.utils.checkpoint import checkpoint
 
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
+from finessl.runtime.triton import has_triton
 
 MAX_UNFUSED_TOKENS = 512  # keys up to which the attention matrix needs little memory
 
@@ -108,13 +109,7 @@ def project(linear: nn.Module, x: Tensor, channels: slice) -> Tensor:
 def has_kernels(device: torch.device) -> bool:
     """Do the kernels of prefix_attention.py run well on `device`? They are laid out for the registers and the shared memory of
     Hopper GPUs."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return False
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0) and has_triton()
 
 
 class RequiresGrad(torch.autograd.Function):
@@ -158,6 +153,7 @@ class ViTEncoder(Encoder):
         self.adapters = nn.ModuleDict()
         self.embed, self.run_block = embed, run_block
         self.two_sources: bool | None = None  # attention by prefix_attention.py; None: where it is faster
+        self.fused: Callable[[Tensor], Tensor] | None = None  # the forward pass by fused_vit.py
 
     @property
     def depth(self) -> int:
@@ -183,6 +179,8 @@ class ViTEncoder(Encoder):
         return plain and pays and fits(x.shape[1], length, attn.head_dim, x.dtype)
 
     def forward(self, images: Tensor) -> Tensor:
+        if self.fused is not None:
+            return self.fused(images)
         model = self.model
         x = self.embed(model, images)
         if self.tokens is not None:

@@ -20,6 +20,7 @@ from finessl.data.dataset import Dataset
 from finessl.data.loader import Prefetcher
 from finessl.inference.encode import accuracy
 from finessl.models.build import store_frozen
+from finessl.models.tuning import keeps_blocks_frozen
 from finessl.recipe import Recipe
 from finessl.registry import plugins
 from finessl.runs import checkpoint
@@ -84,6 +85,7 @@ class Training:
         self.world, self.display, self.phases = world, display, Phases()
         train, precision = recipe.train, resolve_precision(recipe.train.precision, device)
         compiles = device.type == "cuda" and should_compile(settings.compile, device, train.steps)
+        compiles = compiles and (settings.compile is not None or not keeps_blocks_frozen(recipe.tuning.name))
         compilers = start_compilers() if compiles else None
         self.experiment = experiment = prepare(
             recipe, directory, device, dataset=dataset, cache_dir=settings.cache_dir, progress=display.update,

@@ -123,6 +123,28 @@ def test_compiled_captured_and_eager_steps_agree(precision: str, method: str, to
 
 
 @gpu
+@pytest.mark.parametrize("tuning", ["vpt-deep", "adaptformer", "linear"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 2e-2), ("fp8", 0.1)])
+def test_steps_by_hand_written_kernels_agree_with_eager_ones(tuning: str, precision: str, tolerance: float) -> None:
+    fields = {"train.precision": precision, "method.name": "supervised", "tuning.name": tuning, "train.lr": 0.003}
+    fields |= {"train.batch_size": 16} | ({"tuning.dropout": 0.0} if tuning == "adaptformer" else {})
+
+    def stored() -> tuple[Experiment, TrainingStep]:
+        experiment, step = set_up("cuda", **fields)
+        store_frozen(experiment.network.encoder, precision)
+        return experiment, step
+
+    losses, plain = run(*stored(), 16)
+    experiment, step = stored()
+    captured = compile_and_capture(step, compile=None, steps=10_000)
+    again, parameters = run(experiment, captured, 16)
+    assert experiment.network.encoder.fused is not None
+    assert isinstance(captured, CudaGraphStep) and captured.graph is not None
+    assert again == pytest.approx(losses, rel=tolerance)
+    assert (parameters - plain).norm() / plain.norm() < tolerance
+
+
+@gpu
 @pytest.mark.parametrize(("method", "compile"), [("finessl", False), ("supervised", True)])
 def test_captured_steps_in_fp8(method: str, compile: bool) -> None:
     """Forward and backward of the frozen layers. Compiled kernels round at other places, so that losses are only close."""

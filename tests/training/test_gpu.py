@@ -61,11 +61,15 @@ def largest_difference(first: Path, second: Path) -> float:
     return max(float((one[name].float() - other[name].float()).abs().max()) for name in one)
 
 
-@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("compile", [False, True, None])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_resumed_run_ends_as_the_whole_one(shapes: Path, tmp_path: Path, precision: str, compile: bool) -> None:
-    """Eager: byte by byte. Captured: the steps before the capture run eagerly, with the same kernels."""
+def test_a_resumed_run_ends_as_the_whole_one(
+    shapes: Path, tmp_path: Path, precision: str, compile: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager: byte by byte. Captured: the steps before the capture run eagerly, with the same kernels. None: hand-written
+    kernels, in bf16."""
     torch._dynamo.reset()
+    monkeypatch.setattr("finessl.training.cuda_graph.MIN_COMPILED_STEPS", 1)
     own = recipe(shapes, **{"train.precision": precision})
     train(own, tmp_path / "whole", settings(compile=compile))
     train_until(10, own, tmp_path / "resumed", settings(compile=compile))

@@ -43,6 +43,11 @@ def create(spec: str, options: Mapping[str, Any] | None = None) -> Tuning:
     return parts[0] if len(parts) == 1 else Composed(parts)
 
 
+def keeps_blocks_frozen(spec: str) -> bool:
+    """Whether the strategies, joined by "+", leave the weights of a transformer's blocks as they are (models/fused_vit.py)."""
+    return all(name.strip() in ("vpt-deep", "vpt-shallow", "adaptformer", "linear") for name in spec.split("+"))
+
+
 def resolve(spec: str, options: Mapping[str, Any]) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Strategy → (class, its options). "strategy.option" names the strategy of an option; it is required if several of the
     joined strategies have the option."""

@@ -1,0 +1,294 @@
+"""The forward pass of a tuned transformer whose blocks are frozen, with hand-written kernels instead of a compiler.
+
+torch.compile makes a training step fast, and needs most of a minute before the first one. The usual strategies leave every
+weight of a block frozen (prompts, AdaptFormer, a linear head), so that a block is always the same few operations:
+
+    s  = x + r                      the sum that the block before has left open
+    q  = LN1(s) Wqᵀ + b             queries, keys and values                    NormLinear
+    o  = attention(q, prompts)                                                  prefix_attention.py, or PyTorch's
+    s' = s + o Wpᵀ + b
+    y  = act(LN2(s') W1ᵀ + b) W2ᵀ + b + branch(s')                              ProjectMlp;  returns s', y
+
+`NormLinear` and `ProjectMlp` are autograd functions: products by cuBLAS, everything between them by fused_ops.py, in the format
+that the next product takes (bf16 or fp8). Their backward passes are these lines in reverse order, without gradients of frozen
+weights. AdaptFormer's branch is part of `ProjectMlp`, because it shares the norm's statistics.
+
+The last block is vit.run_block: with class-token pooling it works on one token per image. Strategies that change the weights
+of a block, or insert something else, have no such form and are compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from timm.layers import LayerNorm, LayerScale, Mlp
+from timm.layers.activations import QuickGELU
+from torch import Tensor, nn
+
+from finessl.models.encoder import Encoder
+from finessl.models.fused_ops import (
+    EXTRA,
+    Norm,
+    activate,
+    activate_backward,
+    add_norm,
+    cast,
+    norm_backward,
+    relu_dropout,
+    relu_dropout_backward,
+)
+from finessl.models.prefix_attention import prefix_attention
+from finessl.models.tuning.adaptformer import Branch
+from finessl.models.vit import ViTEncoder, attend_joined, embed, layer_norm, run_block
+from finessl.runtime.fp8 import FP8, FP8_GRADIENT, GRADIENT_SCALE, Fp8Linear
+
+ACTIVATIONS = (nn.GELU, QuickGELU)
+Branched = tuple[Tensor, Tensor, Tensor]  # weight and bias of Down, weight and bias of Up
+
+
+class FrozenLinear:
+    """x Wᵀ + b and the gradient of x, for rows x.   factor: of each output channel (layer scale)."""
+
+    def __init__(self, linear: nn.Linear, factor: Tensor | None = None) -> None:
+        if factor is not None:
+            linear = scaled(linear, factor)
+        self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        self.fp8 = linear if isinstance(linear, Fp8Linear) else None
+        self.dtype = self.gradient_dtype = self.weight.dtype  # of what is multiplied
+        self.unit = 1.0  # factor of the gradient before it is rounded
+        if self.fp8 is not None:
+            self.dtype, self.gradient_dtype, self.unit = FP8, FP8_GRADIENT, 1 / GRADIENT_SCALE
+            self.one, self.inverse = (torch.full_like(self.fp8.scale, value) for value in (1.0, GRADIENT_SCALE))
+            self.bias = None if self.bias is None else self.bias.to(torch.bfloat16)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.fp8 is not None:
+            return multiply_fp8(x, self.fp8.weight_fp8, self.one, self.fp8.scale, self.bias)
+        return x @ self.weight.t() if self.bias is None else torch.addmm(self.bias, x, self.weight.t())
+
+    def backward(self, grad: Tensor) -> Tensor:
+        if self.fp8 is not None:
+            return multiply_fp8(grad, self.fp8.weight_t, self.inverse, self.fp8.scale)
+        return grad @ self.weight
+
+
+def multiply_fp8(x: Tensor, weight: Tensor, unit: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(unit · x) @ (scale · weight).T + bias, in bf16."""
+    return torch._scaled_mm(x, weight.t(), unit, scale, bias, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def scaled(linear: nn.Linear, factor: Tensor) -> nn.Linear:
+    """A copy whose output channels are multiplied by `factor`."""
+    weight, factor = linear.weight.detach(), factor.detach()
+    copy = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+    copy.weight = nn.Parameter((weight.float() * factor.float()[:, None]).to(weight.dtype), requires_grad=False)
+    if linear.bias is not None:
+        copy.bias = nn.Parameter(
+            (linear.bias.detach().float() * factor.float()).to(linear.bias.dtype), requires_grad=False
+        )
+    return Fp8Linear(copy) if isinstance(linear, Fp8Linear) else copy
+
+
+class FrozenBlock:
+    """The weights of a timm block, ready for the functions below."""
+
+    def __init__(self, block: Any) -> None:
+        first, second = (scale.gamma if isinstance(scale, LayerScale) else None for scale in (block.ls1, block.ls2))
+        self.attn = block.attn
+        self.norm1, self.norm2 = frozen_norm(block.norm1), frozen_norm(block.norm2)
+        self.qkv, self.proj = FrozenLinear(block.attn.qkv), FrozenLinear(block.attn.proj, first)
+        self.fc1, self.fc2 = FrozenLinear(block.mlp.fc1), FrozenLinear(block.mlp.fc2, second)
+        self.quick = isinstance(block.mlp.act, QuickGELU)
+
+
+def frozen_norm(norm: nn.LayerNorm) -> Norm:
+    weight = torch.ones(norm.normalized_shape) if norm.weight is None else norm.weight
+    return Norm(weight.detach(), torch.zeros_like(weight) if norm.bias is None else norm.bias.detach(), norm.eps)
+
+
+class NormLinear(torch.autograd.Function):
+    """(x + residual, Linear(LN(x + residual))) of rows x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, norm: Norm, linear: FrozenLinear
+    ) -> tuple[Tensor, Tensor]:
+        found = add_norm(x, residual, norm, linear.dtype)
+        ctx.norm, ctx.linear = norm, linear
+        ctx.save_for_backward(found.total, found.mean, found.rstd)
+        return found.total, linear(found.normed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        first, second = ctx.needs_input_grad[:2]
+        if not (first or second):
+            return None, None, None, None
+        more, grad = grads
+        linear = ctx.linear
+        grad = linear.backward(cast(grad, linear.gradient_dtype, linear.unit))
+        dx, _ = norm_backward(ctx.saved_tensors, ctx.norm, grad, more=more.contiguous())
+        return dx if first else None, dx if second else None, None, None
+
+
+class ProjectMlp(torch.autograd.Function):
+    """(s, MLP(LN(s)) + branch(s)) with s = x + Projection(attended), of rows x.
+
+    down, down_bias, up: of the branch, or None. Up's bias is a column of `up` (fused_ops.relu_dropout).   p: its dropout.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, attended: Tensor, down: Tensor | None, down_bias: Tensor | None, up: Tensor | None,
+        block: FrozenBlock, p: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        projected = block.proj(cast(attended, block.proj.dtype))
+        found = add_norm(x, projected, block.norm2, block.fc1.dtype, standard=down is not None)
+        hidden = block.fc1(found.normed)
+        y, z = block.fc2(activate(hidden, block.fc2.dtype, quick=block.quick)), None
+        if down is not None and down_bias is not None and up is not None and found.standard is not None:
+            z = relu_dropout(torch.addmm(down_bias, found.standard, down.t()), p)
+            y.addmm_(z, up.t())
+        ctx.block, ctx.p = block, p
+        ctx.save_for_backward(found.total, found.mean, found.rstd, hidden, found.standard, z, down, up)
+        return found.total, y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        total, mean, rstd, hidden, standard, z, down, up = ctx.saved_tensors
+        block: FrozenBlock = ctx.block
+        more, dy = (grad.contiguous() for grad in grads)
+        d_down = d_bias = d_up = d_standard = None
+        through = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        if z is not None:
+            dz = relu_dropout_backward(z, dy @ up, ctx.p)
+            d_up, d_down, d_bias = dy.t() @ z, dz.t() @ standard, dz.sum(0)
+            d_standard = dz @ down if through else None
+        if not through:
+            return None, None, d_down, d_bias, d_up, None, None
+        grad = block.fc2.backward(cast(dy, block.fc2.gradient_dtype, block.fc2.unit))
+        grad = activate_backward(hidden, grad, block.fc1.gradient_dtype, quick=block.quick, unit=block.fc1.unit)
+        grad = block.fc1.backward(grad)
+        dx, rounded = norm_backward(
+            (total, mean, rstd), block.norm2, grad, standard=d_standard, more=more, dtype=block.proj.gradient_dtype,
+            unit=block.proj.unit,
+        )  # fmt: skip
+        return dx, block.proj.backward(rounded), d_down, d_bias, d_up, None, None
+
+
+class FusedViT:
+    """The forward pass of `encoder`. It takes the frozen weights at its first call: they must have their final format."""
+
+    def __init__(self, encoder: ViTEncoder) -> None:
+        self.encoder = encoder
+        self.last = (
+            encoder.depth - 1 if encoder.model.global_pool == "token" else None
+        )  # number of the block for one token
+        self.prompt_weights: tuple[Tensor, ...] | None = None
+
+    @functools.cached_property
+    def blocks(self) -> list[FrozenBlock]:
+        return [FrozenBlock(block) for block in self.encoder.model.blocks[: self.last]]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        encoder, model = self.encoder, self.encoder.model
+        x = embed(model, images)
+        if encoder.tokens is not None:
+            x = torch.cat([x, encoder.tokens.to(x.dtype).expand(len(x), -1, -1)], dim=1)
+        shape, two_sources = x.shape, encoder.attends_two_sources(x)
+        prefixes, branches = self.prefixes(x.dtype), self.branches(x.dtype)
+        x, residual = x.flatten(0, 1), None
+        for block, prefix, (branch, p) in zip(self.blocks, prefixes, branches, strict=True):
+            x, qkv = NormLinear.apply(x, residual, block.norm1, block.qkv)
+            attended = attend(block.attn, qkv.view(*shape[:2], -1), prefix, two_sources)
+            x, residual = ProjectMlp.apply(x, attended.flatten(0, 1), *(branch or (None, None, None)), block, p)
+        x, residual = x.view(shape), None if residual is None else residual.view(shape)
+        if self.last is not None:
+            prompts = None if encoder.prompts is None else encoder.prompts[-1].to(x.dtype)
+            number, names = self.last, dict(encoder.branches.items())
+            x, residual = run_block(
+                model.blocks[number], x, residual, prompts, True, two_sources, None, names.get(str(number))
+            )
+        assert residual is not None
+        x = x + residual
+        if encoder.tokens is not None and self.last is None:
+            x = x[:, : -len(encoder.tokens)]
+        return model.forward_head(layer_norm(model.norm, x), pre_logits=True)
+
+    def prefixes(self, dtype: torch.dtype) -> list[Tensor | None]:
+        """Keys and values [length, 2, heads, channels] of the prompts of each block, all blocks in one product."""
+        found: list[Tensor | None] = [None] * len(self.blocks)
+        prompts = self.encoder.prompts
+        skipped = 0 if prompts is None else self.encoder.depth - len(prompts)
+        if prompts is None or skipped >= len(self.blocks):
+            return found
+        used, eps = self.blocks[skipped:], self.blocks[0].norm1.eps
+        if self.prompt_weights is None:
+            width, norms = used[0].qkv.weight.shape[0] // 3, [block.norm1 for block in used]
+            bias = [torch.zeros_like(b.qkv.weight[:, 0]) if b.qkv.bias is None else b.qkv.bias for b in used]
+            self.prompt_weights = (
+                torch.stack([norm.weight for norm in norms])[:, None].to(dtype),
+                torch.stack([norm.bias for norm in norms])[:, None].to(dtype),
+                torch.stack([block.qkv.weight[width:].t() for block in used]).to(dtype),
+                torch.stack([b[width:] for b in bias])[:, None].to(dtype),
+            )
+        weight, shift, product, bias_ = self.prompt_weights
+        x = prompts[: len(used)].to(dtype)
+        normed = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps).to(dtype) * weight + shift
+        keys = torch.baddbmm(bias_, normed, product)
+        attn = used[0].attn
+        found[skipped:] = keys.unflatten(2, (2, attn.num_heads, attn.head_dim)).unbind()
+        return found
+
+    def branches(self, dtype: torch.dtype) -> list[tuple[Branched | None, float]]:
+        """Weights of each block's branch and its dropout: all blocks in a few operations."""
+        found: list[tuple[Branched | None, float]] = [(None, 0.0)] * len(self.blocks)
+        modules: dict[int, Any] = {int(i): m for i, m in self.encoder.branches.items() if int(i) < len(self.blocks)}
+        if not modules:
+            return found
+
+        def stack(name: str) -> Tensor:
+            return torch.stack([module.get_parameter(name) for module in modules.values()])
+
+        down, scale = stack("down.weight"), next(iter(modules.values())).scale
+        bias = stack("down.bias") + (down * stack("norm.bias")[:, None]).sum(2)
+        up = scale * torch.cat([stack("up.weight"), stack("up.bias")[:, :, None]], 2)
+        up = torch.nn.functional.pad(up, (0, EXTRA - 1))
+        parts = ((down * stack("norm.weight")[:, None]).to(dtype), bias.to(dtype), up.to(dtype))
+        for i, down_, bias_, up_ in zip(modules, *(part.unbind() for part in parts), strict=True):
+            dropout = modules[i].dropout
+            found[i] = (down_, bias_, up_), dropout.p if dropout.training else 0.0
+        return found
+
+
+def attend(attn: Any, qkv: Tensor, prefix: Tensor | None, two_sources: bool) -> Tensor:
+    """Attention output [n, T, width].   qkv: [n, T, 3 · width]."""
+    qkv = qkv.unflatten(-1, (3, attn.num_heads, attn.head_dim))
+    if two_sources:
+        return prefix_attention(qkv, prefix)
+    q, kv = qkv.split([1, 2], dim=2)
+    return attend_joined(attn, q.squeeze(2), kv, prefix)
+
+
+def unfusable(encoder: Encoder) -> str | None:
+    """Why the blocks of `encoder` cannot be computed by `FusedViT`, or None."""
+    if not isinstance(encoder, ViTEncoder):
+        return "it is no transformer with standard blocks"
+    if encoder.adapters or encoder.checkpointing:
+        return "adapters and gradient checkpointing are not part of it"
+    if any(not isinstance(b, Branch) or not isinstance(b.norm, nn.LayerNorm) for b in encoder.branches.values()):
+        return "a branch has no norm"
+    for block in encoder.model.blocks:
+        if any(parameter.requires_grad for parameter in block.parameters()):
+            return "weights of a block train"
+        attn, mlp = block.attn, block.mlp
+        linear = all(type(m) in (nn.Linear, Fp8Linear) for m in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2))
+        norms = all(type(m).forward in (nn.LayerNorm.forward, LayerNorm.forward) for m in (block.norm1, block.norm2))
+        empty = all(isinstance(m, nn.Identity) for m in (attn.q_norm, attn.k_norm, attn.norm, mlp.norm))
+        scales = all(isinstance(m, nn.Identity | LayerScale) for m in (block.ls1, block.ls2))
+        if type(mlp).forward is not Mlp.forward or type(mlp.act) not in ACTIVATIONS or getattr(attn, "gate", None):
+            return "its MLP or attention is of another kind"
+        if not (linear and norms and empty and scales):
+            return "a layer of a block is of another kind"
+    return None

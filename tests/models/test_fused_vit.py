@@ -1,0 +1,153 @@
+"""The forward pass by hand-written kernels against the plain one: features and gradients of every trained parameter."""
+
+from __future__ import annotations
+
+import copy
+import os
+import runpy
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from timm.layers import LayerNorm
+from timm.layers.activations import QuickGELU
+from torch import Tensor, nn
+
+from finessl.models.encoder import freeze_dtype
+from finessl.models.tuning import create
+from finessl.models.vit import ViTEncoder
+from finessl.runtime.fp8 import round_to_fp8
+
+# A branch takes the statistics of the block's norm: equal ones, where both have the same epsilon.
+BRANCH: dict[str, Any] = {"norm_layer": partial(LayerNorm, eps=1e-5)}
+# tuning, its options, options of the model
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("vpt-deep", {"length": 5}, {"act_layer": QuickGELU}),
+    ("vpt-deep", {"length": 5, "layers": 2}, {"init_values": 0.1, "qkv_bias": False}),
+    ("vpt-deep", {"length": 5, "layers": 1}, {}),
+    ("vpt-shallow", {"length": 3}, {"global_pool": "avg"}),
+    ("adaptformer", {"dim": 8, "dropout": 0.0}, {"act_layer": QuickGELU, **BRANCH}),
+    ("adaptformer", {"dim": 8, "dropout": 0.0, "layers": 2}, {"init_values": 0.1, "global_pool": "avg", **BRANCH}),
+    ("vpt-deep+adaptformer", {"length": 4, "dim": 8, "dropout": 0.0}, BRANCH),
+    ("linear", {}, {}),
+]
+
+
+def make(case: tuple[str, dict[str, Any], dict[str, Any]], **options: Any) -> ViTEncoder:
+    tiny = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["tiny"]
+    name, tuning, model = case
+    encoder = ViTEncoder(tiny(**(model | options)).float())
+    generator = torch.Generator().manual_seed(0)
+    create(name, tuning).apply(encoder, generator)
+    for parameter in encoder.parameters():
+        if parameter.requires_grad:  # Up starts at zero, which would hide the gradients before it
+            parameter.data += torch.empty(parameter.shape).normal_(0, 0.1, generator=generator)
+    return encoder.train()
+
+
+def features_and_gradients(encoder: ViTEncoder, images: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
+    mode = torch.autocast(images.device.type, dtype) if dtype else torch.autocast(images.device.type, enabled=False)
+    with mode:
+        features = encoder(images)
+    trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    weight = torch.linspace(-1, 1, features.numel(), device=images.device).view_as(features)
+    gradients = torch.autograd.grad((features.float() * weight).sum(), trained) if trained else ()
+    with mode, torch.no_grad():
+        alone = encoder(images)  # without gradient, as for weak views and evaluations
+    return [features, alone, *gradients]
+
+
+def differences(
+    encoder: ViTEncoder, device: str, dtype: torch.dtype | None = None, fp8: bool = False, size: int = 32
+) -> list[float]:
+    """Norm of the difference to the plain forward pass in float32, relative to the norm, of each result."""
+    from finessl.models.fused_vit import FusedViT, unfusable
+
+    assert unfusable(encoder) is None
+    images = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1)).to(device)
+    plain, ours = encoder.to(device), copy.deepcopy(encoder).to(device)
+    right = features_and_gradients(plain, images, None)
+    if fp8:
+        round_to_fp8(ours)
+    if dtype:
+        freeze_dtype(ours, dtype)
+    ours.fused = FusedViT(ours)
+    found = features_and_gradients(ours, images.to(dtype or images.dtype), dtype)
+    return [
+        float((a - b).detach().float().norm() / b.detach().float().norm()) for a, b in zip(found, right, strict=True)
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[2]}")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
+def test_on_a_gpu(case: tuple[str, dict[str, Any], dict[str, Any]], precision: str) -> None:
+    encoder = make(case, embed_dim=64, num_heads=4)
+    dtype = None if precision == "fp32" else torch.bfloat16
+    bound = {"fp32": 1e-4, "bf16": 0.05, "fp8": 0.3}[precision]
+    assert max(differences(encoder, "cuda", dtype, precision == "fp8")) < bound
+
+
+@pytest.mark.gpu
+def test_dropout_on_a_gpu() -> None:
+    """The share of zeros, the scale of the others, another draw at every call, and the gradient of what is kept."""
+    from finessl.models.fused_ops import EXTRA, relu_dropout, relu_dropout_backward
+
+    x = torch.ones(4096, 64, device="cuda", dtype=torch.bfloat16)
+    out, other = relu_dropout(x, 0.1), relu_dropout(x, 0.1)
+    kept = out[:, :64]
+    assert float((kept == 0).float().mean()) == pytest.approx(0.1, abs=0.005)
+    assert set(kept.unique().tolist()) == {0.0, float(torch.tensor(1 / 0.9).bfloat16())}
+    assert not torch.equal(out, other)
+    assert torch.equal(out[:, 64], x[:, 0]) and not out[:, 65:].any()
+    dx = relu_dropout_backward(out, torch.ones(4096, 64 + EXTRA, device="cuda", dtype=torch.bfloat16), 0.1)
+    assert torch.equal(dx, kept)
+    torch.manual_seed(3)
+    first = relu_dropout(x, 0.1)
+    torch.manual_seed(3)
+    assert torch.equal(first, relu_dropout(x, 0.1))
+
+
+def test_in_tritons_interpreter() -> None:
+    """The kernels run on the CPU, operation by operation. The interpreter is chosen when the module is imported."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import test_fused_vit as here
+for case in here.CASES:
+    found = here.differences(here.make(case), "cpu")
+    assert max(found) < 1e-5, (case, found)
+here.check_ops()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"TRITON_INTERPRET": "1"}, timeout=300)
+
+
+def check_ops() -> None:
+    """What the block's functions leave untested: dropout, rounding to fp8."""
+    from finessl.models import fused_ops as ops
+
+    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
+    out = ops.relu_dropout(x, 0.5)
+    assert torch.equal(out[:, 6:], torch.tensor([[1.0] + 7 * [0.0]]).expand(7, -1))
+    assert bool(((out[:, :6] == 0) | torch.isclose(out[:, :6], 2 * x)).all())
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(ops.relu_dropout_backward(out, grad, 0.5), torch.where(out > 0, 2 * grad, 0.0)[:, :6])
+
+
+def test_what_is_not_fused() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from finessl.models.fused_vit import unfusable
+
+    def reason(tuning: str, options: dict[str, Any] | None = None, **model: Any) -> str:
+        return str(unfusable(make((tuning, options or {}, model))))
+
+    assert "of a block train" in reason("bitfit") and "of a block train" in reason("lora")
+    assert "adapters" in reason("adapter")
+    assert "no norm" in reason("adaptformer", {"norm": "none"})
+    assert "another kind" in reason("vpt-deep", qk_norm=True)
+    assert "another kind" in reason("vpt-deep", act_layer=nn.ReLU)
