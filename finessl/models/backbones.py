@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -52,12 +53,17 @@ class Backbone:
     def sha256(self) -> str:
         """Digest of the weights, independent of their file or hub: names, dtypes, shapes and bytes of the encoder's
         tensors. Position embeddings are left out: loading resamples them, and not equally on every machine."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.encoder.state_dict().items()):
-            if "pos_embed" not in name:
-                digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        return digest.hexdigest()
+        return digest_tensors(self.encoder.state_dict())
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        if "pos_embed" not in name:
+            digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+            content: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            digest.update(content)
+    return digest.hexdigest()
 
 
 def create_backbone(

@@ -13,8 +13,9 @@ weight of a block frozen (prompts, AdaptFormer, a linear head), so that a block 
 that the next product takes (bf16 or fp8). Their backward passes are these lines in reverse order, without gradients of frozen
 weights. AdaptFormer's branch is part of `ProjectMlp`, because it shares the norm's statistics.
 
-The last block is vit.run_block: with class-token pooling it works on one token per image. Strategies that change the weights
-of a block, or insert something else, have no such form and are compiled.
+With class-token pooling the last block computes queries, projection and MLP for one token per image: `NormClassToken` takes
+the place of `NormLinear`. Strategies that change the weights of a block, or insert something else, have no such form and are
+compiled.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from finessl.models.fused_ops import (
 )
 from finessl.models.prefix_attention import prefix_attention
 from finessl.models.tuning.adaptformer import Branch
-from finessl.models.vit import ViTEncoder, attend_joined, embed, layer_norm, run_block
+from finessl.models.vit import ViTEncoder, attend_joined, embed_patches, layer_norm
 from finessl.runtime.fp8 import FP8, FP8_GRADIENT, GRADIENT_SCALE, Fp8Linear
 
 ACTIVATIONS = (nn.GELU, QuickGELU)
@@ -101,6 +102,12 @@ class FrozenBlock:
         self.qkv, self.proj = FrozenLinear(block.attn.qkv), FrozenLinear(block.attn.proj, first)
         self.fc1, self.fc2 = FrozenLinear(block.mlp.fc1), FrozenLinear(block.mlp.fc2, second)
         self.quick = isinstance(block.mlp.act, QuickGELU)
+
+    def split_qkv(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Weight and bias of the queries, and of keys and values; not in fp8."""
+        weight, width = self.qkv.weight, len(self.qkv.weight) // 3
+        bias = weight.new_zeros(()).expand(3 * width) if self.qkv.bias is None else self.qkv.bias
+        return (weight[:width], bias[:width]), (weight[width:], bias[width:])
 
 
 def frozen_norm(norm: nn.LayerNorm) -> Norm:
@@ -177,42 +184,88 @@ class ProjectMlp(torch.autograd.Function):
         return dx, block.proj.backward(rounded), d_down, d_bias, d_up, None, None
 
 
+class NormClassToken(torch.autograd.Function):
+    """The class token's rows of s = x + residual and of its queries, and the keys and values of all rows, of LN(s).
+
+    x, residual: rows of images of `tokens` tokens.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, block: FrozenBlock, tokens: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        found = add_norm(x, residual, block.norm1, x.dtype)
+        ctx.block, ctx.tokens = block, tokens
+        ctx.save_for_backward(found.total, found.mean, found.rstd)
+        (queries, query_bias), (keys, key_bias) = block.split_qkv()
+        first = found.normed[::tokens]
+        query, keys_and_values = (
+            torch.addmm(query_bias, first, queries.t()),
+            torch.addmm(key_bias, found.normed, keys.t()),
+        )
+        return found.total[::tokens].contiguous(), query, keys_and_values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        first, second = ctx.needs_input_grad[:2]
+        if not (first or second):
+            return None, None, None, None
+        more, d_query, d_keys = grads
+        (queries, _), (keys, _) = ctx.block.split_qkv()
+        grad = d_keys.contiguous() @ keys
+        grad[:: ctx.tokens] += d_query @ queries
+        dx, _ = norm_backward(ctx.saved_tensors, ctx.block.norm1, grad)
+        dx[:: ctx.tokens] += more
+        return dx if first else None, dx if second else None, None, None
+
+
 class FusedViT:
     """The forward pass of `encoder`. It takes the frozen weights at its first call: they must have their final format."""
 
     def __init__(self, encoder: ViTEncoder) -> None:
         self.encoder = encoder
-        self.last = (
-            encoder.depth - 1 if encoder.model.global_pool == "token" else None
-        )  # number of the block for one token
+        self.class_only = encoder.model.global_pool == "token"
         self.prompt_weights: tuple[Tensor, ...] | None = None
+        self.start: Tensor | None = None  # class token and position embeddings
 
     @functools.cached_property
     def blocks(self) -> list[FrozenBlock]:
-        return [FrozenBlock(block) for block in self.encoder.model.blocks[: self.last]]
+        return [FrozenBlock(block) for block in self.encoder.model.blocks]
+
+    @torch.no_grad()
+    def embed(self, images: Tensor) -> Tensor:
+        """As vit.embed. Class token and position embeddings are one table, which is added in the compute dtype."""
+        model = self.encoder.model
+        patches = embed_patches(model.patch_embed, images)
+        if self.start is None:
+            self.start = model._pos_embed(torch.zeros_like(patches[:1], dtype=torch.float32)).to(patches.dtype)
+        prefix = self.start.shape[1] - patches.shape[1]
+        x = patches.new_empty(len(patches), *self.start.shape[1:])
+        x[:, :prefix] = self.start[:, :prefix]
+        torch.add(patches, self.start[:, prefix:], out=x[:, prefix:])
+        return layer_norm(model.norm_pre, x)
 
     def __call__(self, images: Tensor) -> Tensor:
         encoder, model = self.encoder, self.encoder.model
-        x = embed(model, images)
+        x = self.embed(images)
         if encoder.tokens is not None:
             x = torch.cat([x, encoder.tokens.to(x.dtype).expand(len(x), -1, -1)], dim=1)
         shape, two_sources = x.shape, encoder.attends_two_sources(x)
         prefixes, branches = self.prefixes(x.dtype), self.branches(x.dtype)
         x, residual = x.flatten(0, 1), None
         for block, prefix, (branch, p) in zip(self.blocks, prefixes, branches, strict=True):
-            x, qkv = NormLinear.apply(x, residual, block.norm1, block.qkv)
-            attended = attend(block.attn, qkv.view(*shape[:2], -1), prefix, two_sources)
+            if self.class_only and block is self.blocks[-1]:
+                x, query, keys = NormClassToken.apply(x, residual, block, shape[1])
+                heads = (block.attn.num_heads, block.attn.head_dim)
+                query, keys = query.view(-1, 1, *heads), keys.view(*shape[:2], 2, *heads)
+                attended = attend_joined(block.attn, query, keys, prefix)
+            else:
+                x, qkv = NormLinear.apply(x, residual, block.norm1, block.qkv)
+                attended = attend(block.attn, qkv.view(*shape[:2], -1), prefix, two_sources)
             x, residual = ProjectMlp.apply(x, attended.flatten(0, 1), *(branch or (None, None, None)), block, p)
-        x, residual = x.view(shape), None if residual is None else residual.view(shape)
-        if self.last is not None:
-            prompts = None if encoder.prompts is None else encoder.prompts[-1].to(x.dtype)
-            number, names = self.last, dict(encoder.branches.items())
-            x, residual = run_block(
-                model.blocks[number], x, residual, prompts, True, two_sources, None, names.get(str(number))
-            )
         assert residual is not None
-        x = x + residual
-        if encoder.tokens is not None and self.last is None:
+        x = (x + residual).view(shape[0], -1, shape[2])
+        if encoder.tokens is not None and not self.class_only:
             x = x[:, : -len(encoder.tokens)]
         return model.forward_head(layer_norm(model.norm, x), pre_logits=True)
 
@@ -220,31 +273,30 @@ class FusedViT:
         """Keys and values [length, 2, heads, channels] of the prompts of each block, all blocks in one product."""
         found: list[Tensor | None] = [None] * len(self.blocks)
         prompts = self.encoder.prompts
-        skipped = 0 if prompts is None else self.encoder.depth - len(prompts)
-        if prompts is None or skipped >= len(self.blocks):
+        if prompts is None:
             return found
-        used, eps = self.blocks[skipped:], self.blocks[0].norm1.eps
+        used, eps = self.blocks[-len(prompts) :], self.blocks[0].norm1.eps
         if self.prompt_weights is None:
-            width, norms = used[0].qkv.weight.shape[0] // 3, [block.norm1 for block in used]
-            bias = [torch.zeros_like(b.qkv.weight[:, 0]) if b.qkv.bias is None else b.qkv.bias for b in used]
+            keys = [block.split_qkv()[1] for block in used]
             self.prompt_weights = (
-                torch.stack([norm.weight for norm in norms])[:, None].to(dtype),
-                torch.stack([norm.bias for norm in norms])[:, None].to(dtype),
-                torch.stack([block.qkv.weight[width:].t() for block in used]).to(dtype),
-                torch.stack([b[width:] for b in bias])[:, None].to(dtype),
+                torch.stack([block.norm1.weight for block in used])[:, None].to(dtype),
+                torch.stack([block.norm1.bias for block in used])[:, None].to(dtype),
+                torch.stack([weight.t() for weight, _ in keys]).to(dtype),
+                torch.stack([bias for _, bias in keys])[:, None].to(dtype),
             )
-        weight, shift, product, bias_ = self.prompt_weights
-        x = prompts[: len(used)].to(dtype)
+        weight, shift, product, bias = self.prompt_weights
+        x = prompts.to(dtype)
         normed = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps).to(dtype) * weight + shift
-        keys = torch.baddbmm(bias_, normed, product)
         attn = used[0].attn
-        found[skipped:] = keys.unflatten(2, (2, attn.num_heads, attn.head_dim)).unbind()
+        found[-len(used) :] = (
+            torch.baddbmm(bias, normed, product).unflatten(2, (2, attn.num_heads, attn.head_dim)).unbind()
+        )
         return found
 
     def branches(self, dtype: torch.dtype) -> list[tuple[Branched | None, float]]:
         """Weights of each block's branch and its dropout: all blocks in a few operations."""
         found: list[tuple[Branched | None, float]] = [(None, 0.0)] * len(self.blocks)
-        modules: dict[int, Any] = {int(i): m for i, m in self.encoder.branches.items() if int(i) < len(self.blocks)}
+        modules: dict[int, Any] = {int(i): m for i, m in self.encoder.branches.items()}
         if not modules:
             return found
 
@@ -277,11 +329,11 @@ def unfusable(encoder: Encoder) -> str | None:
         return "it is no transformer with standard blocks"
     if encoder.adapters or encoder.checkpointing:
         return "adapters and gradient checkpointing are not part of it"
+    if any(parameter.requires_grad for parameter in encoder.model.parameters()):
+        return "pretrained weights train"
     if any(not isinstance(b, Branch) or not isinstance(b.norm, nn.LayerNorm) for b in encoder.branches.values()):
         return "a branch has no norm"
     for block in encoder.model.blocks:
-        if any(parameter.requires_grad for parameter in block.parameters()):
-            return "weights of a block train"
         attn, mlp = block.attn, block.mlp
         linear = all(type(m) in (nn.Linear, Fp8Linear) for m in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2))
         norms = all(type(m).forward in (nn.LayerNorm.forward, LayerNorm.forward) for m in (block.norm1, block.norm2))

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from finessl.runtime.triton import has_triton
+
 COMPILER = "torch._dynamo"
 
 
@@ -39,6 +41,7 @@ def _create_context(device: str) -> None:
         if torch.cuda.is_available():
             x = torch.zeros(16, 16, device="cuda" if device == "auto" else device)
             x @ x  # cuBLAS
+            has_triton()
 
 
 def import_timm() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from finessl.inference.classifier import describe, write_classifier
 from finessl.inference.encode import encode
 from finessl.methods import create as create_method
 from finessl.methods.base import Method, Task
-from finessl.models.backbones import Backbone
+from finessl.models.backbones import Backbone, digest_tensors
 from finessl.models.build import build_network
 from finessl.models.head_init import start_heads
 from finessl.models.network import Network
@@ -182,9 +183,13 @@ def prepare(
 ) -> Experiment:
     """Everything in its initial state. The split is the run's saved one where there is one; `writes`: save it.
     `resident`: decoded images go to a GPU's memory where they take less than a quarter of it."""
-    data, dataset = recipe.data, dataset or open_source(recipe, progress)
-    backbone = open_backbone(recipe)
-    weights_sha256, size = backbone.sha256(), backbone.image_size
+    data, thread = recipe.data, ThreadPoolExecutor(1)  # reading and hashing weights leave the interpreter to others
+    loading = thread.submit(open_backbone, recipe)
+    dataset = dataset or open_source(recipe, progress)
+    backbone = loading.result()
+    size = backbone.image_size
+    hashing = thread.submit(digest_tensors, backbone.encoder.state_dict())  # before a strategy inserts its own
+    thread.shutdown(wait=False)
     weak_view = create_view(WEAK, data.weak, size)
     shorter = max(round(size * RESIZE), weak_view.resized)
     store = read_pixels(dataset, "train", cache_dir, progress, shorter=shorter)
@@ -207,7 +212,7 @@ def prepare(
     experiment = Experiment(
         recipe, dataset, split, store, split.labels(dataset)[split.labeled], test_store if len(test_index) else None,
         test_index, test_labels, backbone, tuning, network.to(device), method.to(device), mean, std, device,
-        weights_sha256,
+        hashing.result(),
     )  # fmt: skip
     start = recipe.head.options
     if start.get("init", "random") != "random":

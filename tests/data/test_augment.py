@@ -150,45 +150,14 @@ def test_packed_images_give_the_same_views(
     assert torch.equal(evaluation_view(together, heights_and_widths, 30), expected)
 
 
-def test_packed_images_of_any_size_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches differ in sizes, number of images and bytes."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(pixel_ops.compilation, "fusing", True)
-    graphs: list[object] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
-        graphs.append(graph)
-        return graph.forward
-
-    for name in ("pick_packed", "weigh_packed"):
-        eager = getattr(pixel_ops, name).__wrapped__
-        fast = torch.compile(eager, backend=backend, dynamic=None)
-
-        def run(*arguments: Tensor, fast: object = fast) -> Tensor:
-            for argument in arguments[:-1]:
-                torch._dynamo.maybe_mark_dynamic(argument, 0)
-            return fast(*arguments)  # type: ignore[operator]
-
-        monkeypatch.setattr(pixel_ops, name, run)
-    weak, rng = WEAK["crop-flip"](42), np.random.default_rng(0)
-    for shorter in (48, 30):  # one tap; two
-        for number in range(3, 9):
-            sizes = [(shorter, shorter + int(more)) for more in rng.integers(0, 40, number)]
-            pixels, heights_and_widths = stored(sizes)
-            drawn = weak.draw(rng, heights_and_widths)
-            views = weak.apply(packed(pixels, heights_and_widths), drawn)
-            assert torch.equal(views, weak.apply(pixels, drawn))
-    assert len(graphs) == 2
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kernels", [False, True])
 def test_a_gpu_makes_the_same_bits_of_packed_images(
-    sizes: list[tuple[int, int]], compiled: bool, monkeypatch: pytest.MonkeyPatch
+    sizes: list[tuple[int, int]], kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch._dynamo.reset()
-    monkeypatch.setattr(pixel_ops.compilation, "fusing", compiled)
+    if not kernels:
+        monkeypatch.setattr("finessl.runtime.triton.has_triton", lambda: False)
     weak = WEAK["crop-flip"](42)
     for count in (3, 5, 60):
         pixels, heights_and_widths = stored(sizes * count)

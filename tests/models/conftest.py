@@ -26,7 +26,7 @@ def tiny(**options: Any) -> VisionTransformer:
     with torch.random.fork_rng():
         torch.manual_seed(0)  # timm draws the initial weights: two calls give equal networks
         model = VisionTransformer(
-            img_size=32, patch_size=8, embed_dim=32, num_heads=2, num_classes=0, **{"depth": 3, **options}
+            img_size=32, patch_size=8, num_classes=0, **{"embed_dim": 32, "num_heads": 2, "depth": 3, **options}
         ).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

