@@ -37,6 +37,7 @@ RIDGE = 1 / 6  # weight of ridge regression in the ensemble, per label of a clas
 CONFIDENCE = 0.7  # mean confidence of the ensemble before its step of EM
 NEAR = 6.0  # weight of the neighbours in that step
 SHRINK = 0.3  # share of the mean variance that is added to every variance within the classes
+LEAST = 0.05  # of the variance of all images: classes of equal images have none within but rounding errors
 DISCRIMINANTS = 2.0  # weight of discriminant analysis in the result; propagation and ridge have 1 together
 BLOCK = 1 << 15  # rows per product
 PART = 1 << 13  # rows of soft labels at a time: a few megabytes, which stay in the processor's cache
@@ -242,7 +243,8 @@ class Distiller:
         cross = self.cross(z)
         means = cross / z.sum(0).double().clamp_min(1e-6)
         within = (self.gram - cross @ means.T) / len(z)
-        weight = torch.linalg.solve(shrunk(within, SHRINK), means)
+        least = LEAST * float(self.gram.diagonal().mean()) / len(z)
+        weight = torch.linalg.solve(shrunk(within, SHRINK, least), means)
         bias = -0.5 * (means * weight).sum(0) - self.middle.double() @ weight
         return Solution(weight.T.float().contiguous(), bias.float())
 
@@ -255,9 +257,10 @@ class Distiller:
         return total
 
 
-def shrunk(scatter: Tensor, share: float) -> Tensor:
-    """A scatter matrix with a share of its mean diagonal added to the diagonal."""
-    return scatter + (share * scatter.diagonal().mean() + 1e-12) * torch.eye(len(scatter), device=scatter.device)
+def shrunk(scatter: Tensor, share: float, least: float = 0.0) -> Tensor:
+    """A scatter matrix with a share of its mean diagonal (taken as `least` at least) added to the diagonal."""
+    strength = share * scatter.diagonal().mean().clamp_min(least) + 1e-12
+    return scatter + strength * torch.eye(len(scatter), device=scatter.device)
 
 
 # ---- from several classifiers ---------------------------------------------------------------------------------------

@@ -205,6 +205,14 @@ def test_discriminants_by_hand() -> None:
     assert_close(found.bias[0] - found.bias[1], torch.tensor(1.5 * 7.0 / variance))
 
 
+def test_discriminants_of_classes_without_variance() -> None:
+    """Copies of one image per class: what is left within the classes is rounding, which must not decide."""
+    rows = torch.randn(10, 384, generator=torch.Generator().manual_seed(0)).repeat_interleave(200, 0)
+    x, truth = solvers.prepare(rows, solvers.feature_centre(rows)), torch.arange(10).repeat_interleave(200)
+    found = solvers.Distiller(x).discriminants(torch.nn.functional.one_hot(truth, 10).float())
+    assert (found.logits(x).argmax(1) == truth).all()
+
+
 def test_neighbours_decide_for_an_undecided_image() -> None:
     """0 ? 1 with weights 3 and 1: near = (¾, ¼), r = (½, ½) at first; then z and r move on."""
     y, z = torch.tensor([0, -1, 1]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
