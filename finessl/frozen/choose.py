@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from finessl.data.dataset import rank_in_class
 from finessl.frozen.neighbours import Graph, build_graph
-from finessl.frozen.solvers import Distiller, Solution, class_means, em, ensemble, propagate, ridge
+from finessl.frozen.solvers import Distiller, Solution, class_means, em, ensemble, propagate, refine, ridge
 from finessl.runtime.callbacks import Progress, no_progress
 
 SOLVERS = {
@@ -25,9 +25,9 @@ SOLVERS = {
     "ridge": "ridge regression",
     "propagation": "label propagation",
     "em": "EM with neighbours",
-    "ensemble": "propagation and ridge",
+    "ensemble": "propagation, ridge and discriminants",
 }
-MEMBERS = ("propagation", "ridge")  # of the ensemble
+MEMBERS = ("propagation", "ridge")  # that the ensemble starts from
 DEFAULT, FALLBACK = "ensemble", "ridge"
 FAST = "propagation"  # where a solution is needed after every label: the ensemble takes several times as long
 TRANSDUCTIVE = ("propagation", "em", "ensemble")
@@ -100,6 +100,12 @@ class Pile:
             self._graph = build_graph(self.x)
         return self._graph
 
+    @property
+    def distiller(self) -> Distiller:
+        if self._distiller is None:
+            self._distiller = Distiller(self.x)
+        return self._distiller
+
     def solve(self, solver: str, y: Tensor, classes: int, solved: Mapping[str, Solution] | None = None) -> Solution:
         """A linear classifier from the labels y [n] (−1: unlabeled).   solved: by other solvers from the same labels, for
         the ensemble."""
@@ -109,11 +115,10 @@ class Pile:
             return ridge(self.x, y, classes)
         if solver == "ensemble":
             solved = solved or {name: self.solve(name, y, classes) for name in MEMBERS}
-            return ensemble(solved["propagation"], solved["ridge"], self.x, int((y >= 0).sum()) / classes)
+            start = ensemble(solved["propagation"], solved["ridge"], self.x, int((y >= 0).sum()) / classes)
+            return refine(start, self.distiller, self.graph, y)
         soft = propagate(self.graph, y, classes) if solver == "propagation" else em(self.x, self.graph, y, classes)
-        if self._distiller is None:
-            self._distiller = Distiller(self.x)
-        return self._distiller.fit(soft)
+        return self.distiller.fit(soft)
 
 
 def choose_solver(
@@ -216,18 +221,6 @@ def held_out(solutions: Sequence[Solution], x: Tensor, y: Tensor, folds: np.ndar
         mine = torch.from_numpy(folds == fold).to(y.device)
         right[folds == fold] = (solution.logits(x[mine]).argmax(1) == y[mine]).cpu().numpy()
     return right[folds >= 0]
-
-
-def calibrate(solution: Solution, x: Tensor, accuracy: float) -> Solution:
-    """The solution with the scale at which its mean confidence on x is `accuracy`."""
-    scores = replace(solution, scale=1.0).logits(x)
-    low, high = np.log(0.1), np.log(1e4)
-    target = min(max(accuracy, 1.05 / scores.shape[1]), 0.99)
-    for _ in range(30):
-        middle = (low + high) / 2
-        confidence = float((np.exp(middle) * scores).softmax(1).amax(1).mean())
-        low, high = (middle, high) if confidence < target else (low, middle)
-    return replace(solution, scale=float(np.exp((low + high) / 2)))
 
 
 def wilson(right: float, count: int) -> Interval:

@@ -4,17 +4,17 @@
     ridge        ridge regression on the labels
     propagation  labels spread over the nearest-neighbour graph of all images (Zhou et al. 2003)
     em           Gaussian classes fitted to all images, with a Laplacian term and a soft class prior (TransCLIP's form)
-    ensemble     the weighted mean of propagation and ridge
+    ensemble     the weighted mean of propagation and ridge, then one step of EM with linear discriminant analysis
 
 All work on centred unit features: whitening and a forced class balance lose accuracy on real photos. Propagation and EM
-label the whole set; a ridge regression on those soft labels (`Distiller`) answers new images without it.
+label the whole set; a linear classifier fitted to those soft labels (`Distiller`) answers new images without it.
 
 Notation: x [n, d] prepared features, y [n] labels (−1: unlabeled), C classes, z [n, C] soft labels.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -34,6 +34,11 @@ ANCHOR = 5.0  # images that the labeled mean counts as, in the mean of a class
 PRIOR = 1.0  # strength of the pull of the class shares towards even ones
 OUTER, INNER = 5, 2  # more change little
 RIDGE = 1 / 6  # weight of ridge regression in the ensemble, per label of a class after the first; propagation has 1
+CONFIDENCE = 0.7  # mean confidence of the ensemble before its step of EM
+NEAR = 6.0  # weight of the neighbours in that step
+SHRINK = 0.3  # share of the mean variance that is added to every variance within the classes
+LEAST = 0.05  # of the variance of all images: classes of equal images have none within but rounding errors
+DISCRIMINANTS = 2.0  # weight of discriminant analysis in the result; propagation and ridge have 1 together
 BLOCK = 1 << 15  # rows per product
 PART = 1 << 13  # rows of soft labels at a time: a few megabytes, which stay in the processor's cache
 WIDTH = 32  # columns that conjugate gradients solve at a time: rows of two cache lines
@@ -164,10 +169,10 @@ def em(x: Tensor, graph: Graph, y: Tensor, classes: int) -> Tensor:
     x, y = graph.by_row(x), graph.by_row(y)
     n, known = len(x), y >= 0
     truth, start = F.one_hot(y[known], classes).float(), class_means(x, y, classes)
-    blocks = [slice(first, min(first + PART, n)) for first in range(0, n, PART)]
+    blocks = parts(n)
     first = start.logits(x).log_softmax(1)
     anchor, means = ANCHOR * start.weight, start.weight
-    z, fixed, following = first.exp(), torch.empty_like(first), torch.empty_like(first)
+    z, fixed = first.exp(), torch.empty_like(first)
     z[known] = truth
     squares = torch.stack([x[rows].square().sum(0) for rows in blocks]).sum(0)
     variance = spread(squares, z.T @ x, z.sum(0), means, n)
@@ -175,17 +180,32 @@ def em(x: Tensor, graph: Graph, y: Tensor, classes: int) -> Tensor:
         weight, bias = means / (LIKELIHOOD * variance), means.square() @ (-0.5 / (LIKELIHOOD * variance))
         for rows in blocks:
             torch.addmm(0.5 * first[rows] + bias, x[rows], weight.T, out=fixed[rows])
-        for _ in range(INNER):
-            prior = (z.sum(0) + PRIOR * n / classes) / (n * (1 + PRIOR))
-            for rows in blocks:
-                near = graph.average(z, rows).mul_(LAPLACIAN)
-                torch.softmax(near.add_(fixed[rows]).add_(prior.log()), 1, out=following[rows])
-            z, following = following, z
-            z[known] = truth
+        z = expect(z, fixed, graph, y, LAPLACIAN)
         sums = z.T @ x
         means = F.normalize(sums + anchor, dim=1)
         variance = spread(squares, sums, z.sum(0), means, n)
     return graph.by_image(z)
+
+
+def expect(z: Tensor, fixed: Tensor, graph: Graph, y: Tensor, weight: float) -> Tensor:
+    """z ∝ exp(fixed + weight·(mean z of the neighbours) + log r), labeled rows as they are, in the order of the graph's rows.
+
+    r: the class shares of z, pulled half-way to even ones. Overwrites z.
+    """
+    (n, classes), known, following = z.shape, y >= 0, torch.empty_like(z)
+    truth = F.one_hot(y[known], classes).float()
+    for _ in range(INNER):
+        prior = (z.sum(0) + PRIOR * n / classes) / (n * (1 + PRIOR))
+        for rows in parts(n):
+            near = graph.average(z, rows).mul_(weight)
+            torch.softmax(near.add_(fixed[rows]).add_(prior.log()), 1, out=following[rows])
+        z, following = following, z
+        z[known] = truth
+    return z
+
+
+def parts(n: int) -> list[slice]:
+    return [slice(start, min(start + PART, n)) for start in range(0, n, PART)]
 
 
 def spread(squares: Tensor, sums: Tensor, sizes: Tensor, means: Tensor, n: int) -> Tensor:
@@ -194,45 +214,110 @@ def spread(squares: Tensor, sums: Tensor, sizes: Tensor, means: Tensor, n: int) 
 
 
 class Distiller:
-    """A linear classifier that gives the soft labels of all images: ridge regression, every image weighted equally.
+    """Linear classifiers that give the soft labels z of all images, every image weighted equally.
 
-    The system is factorised once; `fit` then costs one product with the features.
+    The scatter of the features is computed and factorised once; a fit then costs one product with the features.
     """
 
     def __init__(self, x: Tensor, penalty: float = 0.1) -> None:
         self.x, self.middle = x, x.mean(0)
-        gram = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=x.device)
+        self.gram = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=x.device)
         for part in x.split(BLOCK):
             a = part - self.middle
-            gram += (a.T @ a).double()
-        strength = penalty * gram.diagonal().mean() + 1e-12
-        self.factor = torch.linalg.cholesky(gram + strength * torch.eye(len(gram), device=x.device))
+            self.gram += (a.T @ a).double()
+        self.factor = torch.linalg.cholesky(shrunk(self.gram, penalty))
 
     def fit(self, z: Tensor) -> Solution:
+        """Ridge regression."""
+        weight = torch.cholesky_solve(self.cross(z), self.factor).float()
+        return Solution(weight.T.contiguous(), z.mean(0) - self.middle @ weight)
+
+    def discriminants(self, z: Tensor) -> Solution:
+        """Linear discriminant analysis: the log-likelihoods of Gaussian classes with one shrunk covariance,
+
+        W = M Σ⁻¹,  b = −½ diag(M Σ⁻¹ Mᵀ),  Σ = S + SHRINK · tr(S)/d · I
+        M: class means,  S: covariance within the classes = (scatter − Σ_c n_c μ_c μ_cᵀ) / n, all centred
+
+        The classes have even shares. The step before has estimated them already, in z.
+        """
+        cross = self.cross(z)
+        means = cross / z.sum(0).double().clamp_min(1e-6)
+        within = (self.gram - cross @ means.T) / len(z)
+        least = LEAST * float(self.gram.diagonal().mean()) / len(z)
+        weight = torch.linalg.solve(shrunk(within, SHRINK, least), means)
+        bias = -0.5 * (means * weight).sum(0) - self.middle.double() @ weight
+        return Solution(weight.T.float().contiguous(), bias.float())
+
+    def cross(self, z: Tensor) -> Tensor:
+        """Σ (x − mean)ᵀ (z − mean)   [d, C]."""
         level = z.mean(0)
-        cross = torch.zeros(self.x.shape[1], z.shape[1], dtype=torch.float64, device=z.device)
+        total = torch.zeros(self.x.shape[1], z.shape[1], dtype=torch.float64, device=z.device)
         for part, soft in zip(self.x.split(BLOCK), z.split(BLOCK), strict=True):
-            cross += ((part - self.middle).T @ (soft - level)).double()
-        weight = torch.cholesky_solve(cross, self.factor).float()
-        return Solution(weight.T.contiguous(), level - self.middle @ weight)
+            total += ((part - self.middle).T @ (soft - level)).double()
+        return total
 
 
-# ---- from two classifiers -------------------------------------------------------------------------------------------
+def shrunk(scatter: Tensor, share: float, least: float = 0.0) -> Tensor:
+    """A scatter matrix with a share of its mean diagonal (taken as `least` at least) added to the diagonal."""
+    strength = share * scatter.diagonal().mean().clamp_min(least) + 1e-12
+    return scatter + strength * torch.eye(len(scatter), device=scatter.device)
+
+
+# ---- from several classifiers ---------------------------------------------------------------------------------------
 
 
 def ensemble(propagated: Solution, regressed: Solution, x: Tensor, per_class: float) -> Solution:
-    """The weighted mean of label propagation and ridge regression, which is a linear classifier too:
-
-    W = (W₁ + v·(s₁/s₂)·W₂) / (1 + v), and so the biases,  v = (N − 1)/6 for N labels per class
-    s: standard deviation of the scores x·Wᵀ + b over images and classes
+    """The weighted mean of label propagation and ridge regression, ridge with (N − 1)/6 for N labels per class.
 
     Propagation's scores are first shifted to the same mean in every class: otherwise a class whose labels are central in
     the graph takes images from the others (cf. class mass normalisation, Zhu et al. 2003).
     """
-    sample = x[:: -(-len(x) // PART)]
-    first, second = (sample @ one.weight.T + one.bias for one in (propagated, regressed))
-    level, share = first.mean(0), RIDGE * max(per_class - 1, 0)
-    factor = share * (first - level).std() / second.std().clamp_min(1e-12)
-    weight = propagated.weight + factor * regressed.weight
-    bias = propagated.bias - level + level.mean() + factor * regressed.bias
+    sample = some_rows(x)
+    level = (sample @ propagated.weight.T + propagated.bias).mean(0)
+    even = replace(propagated, bias=propagated.bias - level + level.mean())
+    return weighted_mean(even, regressed, sample, RIDGE * max(per_class - 1, 0))
+
+
+def refine(start: Solution, distiller: Distiller, graph: Graph, y: Tensor) -> Solution:
+    """One step of EM from the classifier `start`, which then has a third of the word:
+
+    E  z ∝ exp(s·scores + λ·(mean z of the neighbours) + log r), labeled rows fixed;  s: mean confidence 0.7
+    M  linear discriminant analysis on z
+
+    More steps lose accuracy on photos with few labels: mistakes confirm themselves.
+    """
+    sample, labels = some_rows(distiller.x), graph.by_row(y)
+    fixed = graph.by_row(calibrate(start, sample, CONFIDENCE).logits(distiller.x))
+    z, known = fixed.softmax(1), labels >= 0
+    z[known] = F.one_hot(labels[known], z.shape[1]).float()
+    found = distiller.discriminants(graph.by_image(expect(z, fixed, graph, labels, NEAR)))
+    return weighted_mean(start, found, sample, DISCRIMINANTS)
+
+
+def weighted_mean(first: Solution, second: Solution, x: Tensor, share: float) -> Solution:
+    """A linear classifier too: W = (W₁ + v·(s₁/s₂)·W₂) / (1 + v), and so the biases.
+
+    v: share.   s: standard deviation of the scores over the images x and the classes, without each image's mean.
+    """
+    scores = (x @ one.weight.T + one.bias for one in (first, second))
+    one, two = ((score - score.mean(1, keepdim=True)).std() for score in scores)
+    factor = share * one / two.clamp_min(1e-12)
+    weight, bias = first.weight + factor * second.weight, first.bias + factor * second.bias
     return Solution(weight / (1 + share), bias / (1 + share))
+
+
+def calibrate(solution: Solution, x: Tensor, accuracy: float) -> Solution:
+    """The solution with the scale at which its mean confidence on x is `accuracy`."""
+    scores = replace(solution, scale=1.0).logits(x)
+    low, high = np.log(0.1), np.log(1e4)
+    target = min(max(accuracy, 1.05 / scores.shape[1]), 0.99)
+    for _ in range(30):
+        middle = (low + high) / 2
+        confidence = float((np.exp(middle) * scores).softmax(1).amax(1).mean())
+        low, high = (middle, high) if confidence < target else (low, middle)
+    return replace(solution, scale=float(np.exp((low + high) / 2)))
+
+
+def some_rows(x: Tensor) -> Tensor:
+    """Every k-th row, at most PART of them."""
+    return x[:: -(-len(x) // PART)]

@@ -7,8 +7,9 @@ import time
 import numpy as np
 import torch
 
-from finessl.frozen.choose import CROWD, FALLBACK, FAST, TRANSDUCTIVE, Choice, Pile, calibrate, choose_solver
+from finessl.frozen.choose import CROWD, FALLBACK, FAST, TRANSDUCTIVE, Choice, Pile, choose_solver
 from finessl.frozen.select import Picker, herd, uncertainty, unit
+from finessl.frozen.solvers import calibrate
 from finessl.studio.features import LINKED, Encoded, release
 from finessl.studio.suggest import Answer
 

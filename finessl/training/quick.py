@@ -19,9 +19,9 @@ from torch import Tensor
 from finessl.data.dataset import Dataset
 from finessl.data.splits import Split
 from finessl.errors import FinesslError
-from finessl.frozen.choose import Candidate, Choice, Pile, better, calibrate, choose_solver, representatives
+from finessl.frozen.choose import Candidate, Choice, Pile, better, choose_solver, representatives
 from finessl.frozen.features import FrozenEncoder, encode_part
-from finessl.frozen.solvers import Solution, feature_centre, prepare
+from finessl.frozen.solvers import Solution, calibrate, feature_centre, prepare
 from finessl.inference.classifier import describe, write_classifier
 from finessl.models.backbones import Backbone, create_backbone
 from finessl.models.head_init import embed_names, read_text_features, text_weights

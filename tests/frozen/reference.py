@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import softmax
 
 
@@ -90,3 +91,27 @@ def ensemble(
     a = a - a.mean(0) + a.mean()
     v = (per_class - 1) / 6
     return (a + v * a.std() / b.std() * b) / (1 + v)
+
+
+def discriminants(x: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """log-likelihoods [n, C] of Gaussian classes, without what all classes have in common; covariance image by image."""
+    n, classes = z.shape
+    mu = [sum(z[i, c] * x[i] for i in range(n)) / z[:, c].sum() for c in range(classes)]
+    within = sum(z[i, c] * np.outer(x[i] - mu[c], x[i] - mu[c]) for i in range(n) for c in range(classes)) / n
+    within = np.linalg.inv(within + 0.3 * np.trace(within) / len(within) * np.eye(len(within)))
+    density = np.array([[-0.5 * (row - m) @ within @ (row - m) for m in mu] for row in x])
+    return density - density.mean(1, keepdims=True)
+
+
+def refined(x: np.ndarray, w: np.ndarray, y: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Scores [n, C]: a third of the given ones and two thirds of discriminant analysis, in the same units."""
+    n, classes = scores.shape
+    scale = brentq(lambda s: softmax(s * scores, axis=1).max(1).mean() - 0.7, 0.1, 1e4)
+    known, z = y >= 0, softmax(scale * scores, axis=1)
+    z[known] = np.eye(classes)[y[known]]
+    for _ in range(2):
+        r = (z.sum(0) + n / classes) / (2 * n)
+        z = softmax(scale * scores + 6 * w @ z / w.sum(1, keepdims=True) + np.log(r), axis=1)
+        z[known] = np.eye(classes)[y[known]]
+    found, centred = discriminants(x, z), scores - scores.mean(1, keepdims=True)
+    return (centred + 2 * centred.std() / found.std() * found) / 3

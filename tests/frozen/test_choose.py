@@ -14,13 +14,12 @@ from finessl.frozen.choose import (
     Pile,
     assign_folds,
     better,
-    calibrate,
     choose_solver,
     decide,
     representatives,
     wilson,
 )
-from finessl.frozen.solvers import Solution
+from finessl.frozen.solvers import Solution, calibrate
 
 Clouds = tuple[np.ndarray, np.ndarray]
 

@@ -102,6 +102,28 @@ def test_ensemble(case) -> None:  # type: ignore[no-untyped-def]
     assert (found.argmax(1).numpy() == expected.argmax(1)).all()
 
 
+def centred(scores: torch.Tensor) -> np.ndarray:
+    """Scores without each image's mean, which no answer depends on."""
+    return (scores - scores.mean(1, keepdim=True)).double().numpy()
+
+
+def test_discriminants_are_the_likelihoods_of_gaussian_classes(case) -> None:  # type: ignore[no-untyped-def]
+    x, _, y = case
+    soft = solvers.propagate(build_graph(x), torch.from_numpy(y), 4)
+    found = solvers.Distiller(x).discriminants(soft).logits(x) / solvers.SCALE
+    expected = reference.discriminants(x.double().numpy(), soft.double().numpy())
+    assert_close(centred(found), expected, atol=1e-3, rtol=0)  # of scores up to 85
+
+
+def test_refined_classifier(case) -> None:  # type: ignore[no-untyped-def]
+    x, _, y = case
+    graph, start = build_graph(x), solvers.ridge(x, torch.from_numpy(y), 4)
+    found = solvers.refine(start, solvers.Distiller(x), graph, torch.from_numpy(y)).logits(x) / solvers.SCALE
+    scores = (start.logits(x) / solvers.SCALE).double().numpy()
+    expected = reference.refined(x.double().numpy(), reference.graph(x.double().numpy(), 10), y, scores)
+    assert_close(centred(found), expected, atol=2e-3, rtol=0)  # deviations of n − 1 and of n
+
+
 # ---- by hand --------------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +196,44 @@ def test_ensemble_by_hand() -> None:
     assert_close(many.weight, torch.tensor([[-0.05], [0.05]]))
 
 
+def test_discriminants_by_hand() -> None:
+    """Class 0 at 1 and 3, class 1 at −5: within (1 + 1 + 0)/3, and 0.3 of it more; the border is half-way, at −1.5."""
+    x, z = torch.tensor([[1.0], [3.0], [-5.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    found = solvers.Distiller(x).discriminants(z)
+    variance = 1.3 * 2 / 3
+    assert_close(found.weight[0] - found.weight[1], torch.tensor([7.0 / variance]))
+    assert_close(found.bias[0] - found.bias[1], torch.tensor(1.5 * 7.0 / variance))
+
+
+def test_discriminants_of_classes_without_variance() -> None:
+    """Copies of one image per class: what is left within the classes is rounding, which must not decide."""
+    rows = torch.randn(10, 384, generator=torch.Generator().manual_seed(0)).repeat_interleave(200, 0)
+    x, truth = solvers.prepare(rows, solvers.feature_centre(rows)), torch.arange(10).repeat_interleave(200)
+    found = solvers.Distiller(x).discriminants(torch.nn.functional.one_hot(truth, 10).float())
+    assert (found.logits(x).argmax(1) == truth).all()
+
+
+def test_neighbours_decide_for_an_undecided_image() -> None:
+    """0 ? 1 with weights 3 and 1: near = (¾, ¼), r = (½, ½) at first; then z and r move on."""
+    y, z = torch.tensor([0, -1, 1]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
+    found = solvers.expect(z.clone(), torch.zeros(3, 2), chain(3.0, 1.0), y, weight=2.0)
+    first = 1 / (1 + np.exp(-1.0))  # 2 · (¾ − ¼)
+    share = ((1 + first) / 3 + 0.5) / 2
+    second = 1 / (1 + np.exp(-1.0) * (1 - share) / share)
+    assert_close(found[1].tolist(), [second, 1 - second])
+    assert_close(found[[0, 2]], torch.eye(2))
+
+
+def test_weighted_mean_is_in_units_of_the_first() -> None:
+    """Scores ±1 and ±10; a constant that all classes share has no part in the deviations."""
+    x = torch.tensor([[1.0], [-1.0]])
+    first = solvers.Solution(torch.tensor([[1.0], [-1.0]]), torch.tensor([5.0, 5.0]))
+    second = solvers.Solution(torch.tensor([[40.0], [20.0]]), torch.tensor([0.0, 0.0]))  # ±10 around 30 · x
+    found = solvers.weighted_mean(first, second, x, 2.0)
+    assert_close(found.weight, torch.tensor([[3.0], [1.0]]))  # (1 + 2 · 4)/3, (−1 + 2 · 2)/3
+    assert_close(found.bias, torch.tensor([5.0, 5.0]) / 3)
+
+
 # ---- large sets -----------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +255,9 @@ def test_order_of_a_large_graph_changes_no_answer(monkeypatch: pytest.MonkeyPatc
     assert large.order is not None and small.order is None and not torch.equal(large.order, torch.arange(2000))
     assert_close(solvers.propagate(large, y, 5), solvers.propagate(small, y, 5), atol=1e-4, rtol=0)
     assert_close(solvers.em(x, large, y, 5), solvers.em(x, small, y, 5), atol=1e-4, rtol=0)
+    start, distiller = solvers.ridge(x, y, 5), solvers.Distiller(x)
+    found = [solvers.refine(start, distiller, graph, y) for graph in (large, small)]
+    assert_close(found[0].weight, found[1].weight, atol=1e-4, rtol=0)
 
 
 def test_inverted_lists_find_the_nearest_in_clustered_features() -> None:
