@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from finessl.bench.profile import by_kind
+from finessl.bench.profile import by_kind, kernels
 from finessl.bench.timing import matmul_rate, peak_memory, reset_memory
 from finessl.data.loader import Prefetcher
 from finessl.models.build import store_frozen
@@ -28,6 +28,7 @@ from finessl.training.step import TrainingStep
 from finessl.training.timing import random_pixels
 
 IMAGES = 2000
+SLOWEST = 20  # kernels that a profile names
 PARTS = ("data", "weak forward", "forward", "method", "diagnostics", "backward", "update")
 
 
@@ -95,10 +96,12 @@ def bench_step(
     first = run_steps(training, prefetcher, range(warmup), device)
     whole = 1000 * run_steps(training, prefetcher, range(warmup, warmup + repeats), device) / repeats
     kinds: dict[str, dict[str, float]] = {}
+    slowest: dict[str, float] = {}
     if profile:
         views, loader = prefetcher.get(warmup + repeats), prefetcher.loader
-        kinds["step"] = by_kind(lambda: [training(warmup + repeats, views) for _ in range(4)], device, steps=4)
-        kinds["views"] = by_kind(lambda: loader.load_all(range(4)), device, steps=4)
+        times = kernels(lambda: [training(warmup + repeats, views) for _ in range(4)], device, steps=4)
+        kinds["step"], slowest = by_kind(times), dict(list(times.items())[:SLOWEST])
+        kinds["views"] = by_kind(kernels(lambda: loader.load_all(range(4)), device, steps=4))
     diagnostics.watching.remove()
     parts = time_parts(experiment, plain, diagnostics, max(repeats // 2, 3))
     counts = prefetcher.loader.load(0)
@@ -127,6 +130,7 @@ def bench_step(
             "kinds_ms": {
                 part: {kind: round(value, 3) for kind, value in group.items()} for part, group in kinds.items()
             },
+            "kernels_ms": {name: round(value, 3) for name, value in slowest.items()},
         },
     )
 

@@ -45,8 +45,8 @@ def limit(dtype: torch.dtype) -> float:
 
 
 @triton.jit
-def _rounded(x, pointer, LIMIT: tl.constexpr):
-    """x in the format of `pointer`."""
+def rounded(x, pointer, LIMIT: tl.constexpr):
+    """x in the format of `pointer`, clipped at LIMIT where that is not 0."""
     if LIMIT > 0:
         x = tl.minimum(tl.maximum(x, -LIMIT), LIMIT)
     return x.to(pointer.dtype.element_ty)
@@ -65,9 +65,9 @@ def _add_norm(
     inside, at = columns < D, tl.program_id(0).to(tl.int64) * D + columns
     s = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        rounded = (s + tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)).to(total.dtype.element_ty)
-        tl.store(total + at, rounded, mask=inside)
-        s = rounded.to(tl.float32)  # what the backward pass reads
+        stored = (s + tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)).to(total.dtype.element_ty)
+        tl.store(total + at, stored, mask=inside)
+        s = stored.to(tl.float32)  # what the backward pass reads
     middle = tl.sum(s, 0) / D
     s = tl.where(inside, s - middle, 0.0)
     scale = 1 / tl.sqrt(tl.sum(s * s, 0) / D + eps)
@@ -76,7 +76,7 @@ def _add_norm(
         tl.store(standard + at, s.to(standard.dtype.element_ty), mask=inside)
     w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed + at, _rounded(s * w + b, normed, LIMIT), mask=inside)
+    tl.store(normed + at, rounded(s * w + b, normed, LIMIT), mask=inside)
     tl.store(mean + row, middle)
     tl.store(rstd + row, scale)
 
@@ -101,7 +101,7 @@ def _norm_backward(
         d += tl.load(more + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)
     if LIMIT > 0:
-        tl.store(dx_rounded + at, _rounded(d * unit, dx_rounded, LIMIT), mask=inside)
+        tl.store(dx_rounded + at, rounded(d * unit, dx_rounded, LIMIT), mask=inside)
 
 
 def add_norm(x: Tensor, residual: Tensor | None, norm: Norm, dtype: torch.dtype, *, standard: bool = False) -> Normed:
@@ -135,12 +135,12 @@ def norm_backward(
     """
     total, mean, rstd = saved
     dx = torch.empty_like(total)
-    rounded = torch.empty_like(total, dtype=dtype) if dtype in FP8 else dx
+    product = torch.empty_like(total, dtype=dtype) if dtype in FP8 else dx
     _norm_backward[(len(total),)](
-        total, mean, rstd, norm.weight, grad, standard, more, dx, rounded, unit, total.shape[1],
-        standard is not None, more is not None, limit(rounded.dtype), triton.next_power_of_2(total.shape[1]), num_warps=4,
+        total, mean, rstd, norm.weight, grad, standard, more, dx, product, unit, total.shape[1],
+        standard is not None, more is not None, limit(product.dtype), triton.next_power_of_2(total.shape[1]), num_warps=4,
     )  # fmt: skip
-    return dx, rounded
+    return dx, product
 
 
 # ---- activations and casts -------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def _activate(x, out, n, QUICKLY: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.c
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     f = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32)
     y = f / (1 + tl.exp2(f * (-QUICK * LOG2E))) if QUICKLY else 0.5 * f * (1 + tl.erf(f * 0.7071067811865476))
-    tl.store(out + at, _rounded(y, out, LIMIT), mask=at < n)
+    tl.store(out + at, rounded(y, out, LIMIT), mask=at < n)
 
 
 @triton.jit
@@ -168,14 +168,14 @@ def _activate_backward(x, grad, out, n, unit, QUICKLY: tl.constexpr, LIMIT: tl.c
     else:
         density = 0.3989422804014327 * tl.exp2(f * f * (-0.5 * LOG2E))
         slope = 0.5 * (1 + tl.erf(f * 0.7071067811865476)) + f * density
-    tl.store(out + at, _rounded(g * slope * unit, out, LIMIT), mask=at < n)
+    tl.store(out + at, rounded(g * slope * unit, out, LIMIT), mask=at < n)
 
 
 @triton.jit
 def _cast(x, out, n, unit, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     f = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32)
-    tl.store(out + at, _rounded(f * unit, out, LIMIT), mask=at < n)
+    tl.store(out + at, rounded(f * unit, out, LIMIT), mask=at < n)
 
 
 def activate(x: Tensor, dtype: torch.dtype, *, quick: bool) -> Tensor:

@@ -4,14 +4,15 @@ torch.compile makes a training step fast, and needs most of a minute before the 
 weight of a block frozen (prompts, AdaptFormer, a linear head), so that a block is always the same few operations:
 
     s  = x + r                      the sum that the block before has left open
-    q  = LN1(s) Wqᵀ + b             queries, keys and values                    NormLinear
-    o  = attention(q, prompts)                                                  prefix_attention.py, or PyTorch's
+    q  = LN1(s) Wqᵀ + b             queries, keys and values
+    o  = attention(q, prompts)      by prefix_attention.py                      NormAttention;  returns s, o
     s' = s + o Wpᵀ + b
     y  = act(LN2(s') W1ᵀ + b) W2ᵀ + b + branch(s')                              ProjectMlp;  returns s', y
 
-`NormLinear` and `ProjectMlp` are autograd functions: products by cuBLAS, everything between them by fused_ops.py, in the format
-that the next product takes (bf16 or fp8). Their backward passes are these lines in reverse order, without gradients of frozen
-weights. AdaptFormer's branch is part of `ProjectMlp`, because it shares the norm's statistics.
+These are autograd functions: products by cuBLAS, everything between them by fused_ops.py, in the format that the next product
+takes (bf16 or fp8). Their backward passes are the same lines in reverse order, without gradients of frozen weights.
+AdaptFormer's branch is part of `ProjectMlp`, because it shares the norm's statistics. Where PyTorch's attention is the faster
+one, it stands between `NormLinear`, the first two lines, and `ProjectMlp`.
 
 With class-token pooling the last block computes queries, projection and MLP for one token per image: `NormClassToken` takes
 the place of `NormLinear`. Strategies that change the weights of a block, or insert something else, have no such form and are
@@ -40,7 +41,7 @@ from finessl.models.fused_ops import (
     relu_dropout,
     relu_dropout_backward,
 )
-from finessl.models.prefix_attention import prefix_attention
+from finessl.models.prefix_attention import launch_backward, launch_forward
 from finessl.models.tuning.adaptformer import Branch
 from finessl.models.vit import ViTEncoder, attend_joined, embed_patches, layer_norm
 from finessl.runtime.fp8 import FP8, FP8_GRADIENT, GRADIENT_SCALE, Fp8Linear
@@ -137,6 +138,38 @@ class NormLinear(torch.autograd.Function):
         grad = linear.backward(cast(grad, linear.gradient_dtype, linear.unit))
         dx, _ = norm_backward(ctx.saved_tensors, ctx.norm, grad, more=more.contiguous())
         return dx if first else None, dx if second else None, None, None
+
+
+class NormAttention(torch.autograd.Function):
+    """(s, attention of Linear(LN(s))) with s = x + residual, of rows x of images of `tokens` tokens. The attention's backward
+    pass writes the gradient as the next product takes it.
+
+    prefix: [length, 2, heads, channels], keys and values of the prompts; length 0 without.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, prefix: Tensor, block: FrozenBlock, tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        found = add_norm(x, residual, block.norm1, block.qkv.dtype)
+        qkv = block.qkv(found.normed).view(-1, tokens, 3, *prefix.shape[2:])
+        prefix = prefix.contiguous()
+        out, lse = launch_forward(qkv, prefix)
+        ctx.block = block
+        ctx.save_for_backward(found.total, found.mean, found.rstd, qkv, prefix, out, lse)
+        return found.total, out.flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        total, mean, rstd, qkv, prefix, out, lse = ctx.saved_tensors
+        (first, second, third), linear = ctx.needs_input_grad[:3], ctx.block.qkv
+        more, grad = grads
+        grad, d_prefix = launch_backward(qkv, prefix, out, lse, grad, linear.gradient_dtype, linear.unit)
+        if not (first or second):
+            return None, None, d_prefix if third else None, None, None
+        grad = linear.backward(grad.view(len(total), -1))
+        dx, _ = norm_backward((total, mean, rstd), ctx.block.norm1, grad, more=more.contiguous())
+        return dx if first else None, dx if second else None, d_prefix if third else None, None, None
 
 
 class ProjectMlp(torch.autograd.Function):
@@ -259,10 +292,15 @@ class FusedViT:
                 heads = (block.attn.num_heads, block.attn.head_dim)
                 query, keys = query.view(-1, 1, *heads), keys.view(*shape[:2], 2, *heads)
                 attended = attend_joined(block.attn, query, keys, prefix)
+                attended = attended.flatten(0, 1)
+            elif two_sources:
+                shared = x.new_empty(0, 2, block.attn.num_heads, block.attn.head_dim) if prefix is None else prefix
+                x, attended = NormAttention.apply(x, residual, shared, block, shape[1])
             else:
                 x, qkv = NormLinear.apply(x, residual, block.norm1, block.qkv)
-                attended = attend(block.attn, qkv.view(*shape[:2], -1), prefix, two_sources)
-            x, residual = ProjectMlp.apply(x, attended.flatten(0, 1), *(branch or (None, None, None)), block, p)
+                qkv = qkv.view(*shape[:2], 3, block.attn.num_heads, block.attn.head_dim)
+                attended = attend_joined(block.attn, qkv[:, :, 0], qkv[:, :, 1:], prefix).flatten(0, 1)
+            x, residual = ProjectMlp.apply(x, attended, *(branch or (None, None, None)), block, p)
         assert residual is not None
         x = (x + residual).view(shape[0], -1, shape[2])
         if encoder.tokens is not None and not self.class_only:
@@ -312,15 +350,6 @@ class FusedViT:
             dropout = modules[i].dropout
             found[i] = (down_, bias_, up_), dropout.p if dropout.training else 0.0
         return found
-
-
-def attend(attn: Any, qkv: Tensor, prefix: Tensor | None, two_sources: bool) -> Tensor:
-    """Attention output [n, T, width].   qkv: [n, T, 3 · width]."""
-    qkv = qkv.unflatten(-1, (3, attn.num_heads, attn.head_dim))
-    if two_sources:
-        return prefix_attention(qkv, prefix)
-    q, kv = qkv.split([1, 2], dim=2)
-    return attend_joined(attn, q.squeeze(2), kv, prefix)
 
 
 def unfusable(encoder: Encoder) -> str | None:

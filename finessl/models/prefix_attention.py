@@ -29,6 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from finessl.errors import FinesslError
+from finessl.models.fused_ops import limit, rounded
 
 MAX_KEYS = 256  # tokens and prompts
 LOG2E = 1.4426950408889634
@@ -96,10 +97,11 @@ def _forward(
 
 @triton.jit
 def _backward(
-    qkv, prefix, out, lse, grad, d_qkv, d_prefix, scale, softmax_scale, T, L,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    qkv, prefix, out, lse, grad, d_qkv, d_prefix, scale, softmax_scale, unit, T, L,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """One head of one image, M queries at a time. d_prefix: [n, L, 2, H, D], one per image."""
+    """One head of one image, M queries at a time. d_prefix: [n, L, 2, H, D], one per image. d_qkv is multiplied by `unit`, and
+    clipped at LIMIT where that is not 0."""
     image, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     qkv += image * T * 3 * H * D + head * D
     d_qkv += image * T * 3 * H * D + head * D
@@ -128,22 +130,21 @@ def _backward(
         dv = tl.dot(pt.to(do.dtype), do, dv, input_precision="ieee")
         dst = (pt * (dpt - delta[None, :])).to(q.dtype)
         dk = tl.dot(dst, q, dk, input_precision="ieee")
-        dqt = tl.dot(tl.trans(k), dst, input_precision="ieee") * softmax_scale  # [D, queries]
-        tl.store(
-            d_qkv + rows[None, :] * (3 * H * D) + dims[:, None],
-            dqt.to(d_qkv.dtype.element_ty),
-            mask=(rows < T)[None, :],
-        )
-    own = d_qkv + keys * (3 * H * D) + H * D
-    shared = d_prefix + (keys - T) * (2 * H * D)
-    at, inside = tl.where(keys < T, own, shared)[:, None] + dims[None, :], (keys < T + L)[:, None]
-    tl.store(at, (dk * softmax_scale).to(d_qkv.dtype.element_ty), mask=inside)
-    tl.store(at + H * D, dv.to(d_qkv.dtype.element_ty), mask=inside)
+        dqt = tl.dot(tl.trans(k), dst, input_precision="ieee") * (softmax_scale * unit)  # [D, queries]
+        at = d_qkv + rows[None, :] * (3 * H * D) + dims[:, None]
+        tl.store(at, rounded(dqt, d_qkv, LIMIT), mask=(rows < T)[None, :])
+    dk = dk * softmax_scale
+    shared = d_prefix + (keys - T)[:, None] * (2 * H * D) + dims[None, :]
+    prompts = ((keys >= T) & (keys < T + L))[:, None]
+    tl.store(shared, dk.to(d_prefix.dtype.element_ty), mask=prompts)
+    tl.store(shared + H * D, dv.to(d_prefix.dtype.element_ty), mask=prompts)
+    own = d_qkv + keys[:, None] * (3 * H * D) + H * D + dims[None, :]
+    tl.store(own, rounded(dk * unit, d_qkv, LIMIT), mask=(keys < T)[:, None])
+    tl.store(own + H * D, rounded(dv * unit, d_qkv, LIMIT), mask=(keys < T)[:, None])
 
 
-@torch.library.custom_op("finessl::prefix_attention", mutates_args=())
-def attend(qkv: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
-    """(output [n, T, H · D], lse [n, H, T]).   qkv: [n, T, 3, H, D].   prefix: [L, 2, H, D], keys and values of the prompts."""
+def launch_forward(qkv: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
+    """As `attend`."""
     n, tokens, _, heads, dim = qkv.shape
     out, lse = qkv.new_empty(n, tokens, heads * dim), qkv.new_empty(n, heads, tokens, dtype=torch.float32)
     _forward[(triton.cdiv(tokens, FORWARD.queries), heads, n)](
@@ -153,22 +154,42 @@ def attend(qkv: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
+@torch.library.custom_op("finessl::prefix_attention", mutates_args=())
+def attend(qkv: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
+    """(output [n, T, H · D], lse [n, H, T]).   qkv: [n, T, 3, H, D].   prefix: [L, 2, H, D], keys and values of the prompts."""
+    return launch_forward(qkv, prefix)
+
+
 @attend.register_fake
 def _(qkv: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
     n, tokens, _, heads, dim = qkv.shape
     return qkv.new_empty(n, tokens, heads * dim), qkv.new_empty(n, heads, tokens, dtype=torch.float32)
 
 
+def launch_backward(
+    qkv: Tensor,
+    prefix: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    dtype: torch.dtype | None = None,
+    unit: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of qkv and prefix.   dtype: of the first one, which is multiplied by `unit`; None: that of qkv."""
+    n, tokens, _, heads, dim = qkv.shape
+    d_qkv, d_prefix = torch.empty_like(qkv, dtype=dtype), prefix.new_empty(n, *prefix.shape)
+    _backward[(n, heads)](
+        qkv, prefix, out, lse, grad.contiguous(), d_qkv, d_prefix, dim**-0.5 * LOG2E, dim**-0.5, unit, tokens, len(prefix),
+        heads, dim, BACKWARD.queries, BACKWARD.keys, limit(d_qkv.dtype),
+        num_warps=BACKWARD.num_warps, num_stages=BACKWARD.num_stages,
+    )  # fmt: skip
+    return d_qkv, d_prefix.sum(0, dtype=torch.float32).to(prefix.dtype)
+
+
 @torch.library.custom_op("finessl::prefix_attention_backward", mutates_args=())
 def attend_backward(qkv: Tensor, prefix: Tensor, out: Tensor, lse: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of qkv and prefix."""
-    n, tokens, _, heads, dim = qkv.shape
-    d_qkv, d_prefix = torch.empty_like(qkv), prefix.new_empty(n, *prefix.shape)
-    _backward[(n, heads)](
-        qkv, prefix, out, lse, grad.contiguous(), d_qkv, d_prefix, dim**-0.5 * LOG2E, dim**-0.5, tokens, len(prefix),
-        heads, dim, BACKWARD.queries, BACKWARD.keys, num_warps=BACKWARD.num_warps, num_stages=BACKWARD.num_stages,
-    )  # fmt: skip
-    return d_qkv, d_prefix.sum(0, dtype=torch.float32).to(prefix.dtype)
+    return launch_backward(qkv, prefix, out, lse, grad)
 
 
 @attend_backward.register_fake

@@ -63,20 +63,20 @@ def features_and_gradients(encoder: ViTEncoder, images: Tensor, dtype: torch.dty
 
 
 def differences(
-    encoder: ViTEncoder, device: str, dtype: torch.dtype | None = None, fp8: bool = False, size: int = 32
+    encoder: ViTEncoder, device: str, dtype: torch.dtype | None = None, *, fp8: bool = False, two_sources: bool = False
 ) -> list[float]:
     """Norm of the difference to the plain forward pass in float32, relative to the norm, of each result."""
     from finessl.models.fused_vit import FusedViT, unfusable
 
     assert unfusable(encoder) is None
-    images = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1)).to(device)
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(device)
     plain, ours = encoder.to(device), copy.deepcopy(encoder).to(device)
     right = features_and_gradients(plain, images, None)
     if fp8:
         round_to_fp8(ours)
     if dtype:
         freeze_dtype(ours, dtype)
-    ours.fused = FusedViT(ours)
+    ours.fused, ours.two_sources = FusedViT(ours), two_sources
     found = features_and_gradients(ours, images.to(dtype or images.dtype), dtype)
     return [
         float((a - b).detach().float().norm() / b.detach().float().norm()) for a, b in zip(found, right, strict=True)
@@ -86,11 +86,12 @@ def differences(
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[2]}")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
-def test_on_a_gpu(case: tuple[str, dict[str, Any], dict[str, Any]], precision: str) -> None:
+@pytest.mark.parametrize("two_sources", [False, True])
+def test_on_a_gpu(case: tuple[str, dict[str, Any], dict[str, Any]], precision: str, two_sources: bool) -> None:
     encoder = make(case, embed_dim=64, num_heads=4)
     dtype = None if precision == "fp32" else torch.bfloat16
     bound = {"fp32": 1e-4, "bf16": 0.1, "fp8": 0.5}[precision]  # of a formula that is wrong: about 1
-    assert max(differences(encoder, "cuda", dtype, precision == "fp8")) < bound
+    assert max(differences(encoder, "cuda", dtype, fp8=precision == "fp8", two_sources=two_sources)) < bound
 
 
 @pytest.mark.gpu
@@ -120,8 +121,8 @@ def test_in_tritons_interpreter() -> None:
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_fused_vit as here
-for case in here.CASES:
-    found = here.differences(here.make(case), "cpu")
+for number, case in enumerate(here.CASES):
+    found = here.differences(here.make(case), "cpu", two_sources=number % 2 == 0)
     assert max(found) < 1e-5, (case, found)
 here.check_ops()
 """

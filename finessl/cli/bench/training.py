@@ -66,6 +66,10 @@ def step(
         print(f"\n  kernels of the {part}: {sum(group.values()):.2f} ms")
         for kind, value in group.items():
             print(f"    {kind:<24}{value:8.2f} ms")
+    if about["kernels_ms"]:
+        print("\n  slowest kernels of the step")
+        for name, value in about["kernels_ms"].items():
+            print(f"    {name[:60]:<62}{value:8.2f} ms")
     own = result.parts["data"] + result.parts.get("method", 0.0)
     print(f"\n  data + method are {own / total:.1%} of the step")
     print(f"  pipelined step {result.step:10.2f} ms, {about['images_per_second']:,.0f} images/s")
