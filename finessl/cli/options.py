@@ -47,7 +47,8 @@ Set = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 …")]
 Compile = Annotated[
-    bool | None, typer.Option("--compile/--no-compile", help="torch.compile. [default: on a GPU, for long runs]")
+    bool | None,
+    typer.Option("--compile/--no-compile", help="torch.compile. [default: on a GPU, for long runs that need it]"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]

@@ -12,7 +12,7 @@ weight of a block frozen (prompts, AdaptFormer, a linear head), so that a block 
 These are autograd functions: products by cuBLAS, everything between them by fused_ops.py, in the format that the next product
 takes (bf16 or fp8). Their backward passes are the same lines in reverse order, without gradients of frozen weights.
 AdaptFormer's branch is part of `ProjectMlp`, because it shares the norm's statistics. Where PyTorch's attention is the faster
-one, it stands between `NormLinear`, the first two lines, and `ProjectMlp`.
+one, it comes between `NormLinear`, the first two lines, and `ProjectMlp`.
 
 With class-token pooling the last block computes queries, projection and MLP for one token per image: `NormClassToken` takes
 the place of `NormLinear`. Strategies that change the weights of a block, or insert something else, have no such form and are
@@ -112,8 +112,12 @@ class FrozenBlock:
 
 
 def frozen_norm(norm: nn.LayerNorm) -> Norm:
-    weight = torch.ones(norm.normalized_shape) if norm.weight is None else norm.weight
-    return Norm(weight.detach(), torch.zeros_like(weight) if norm.bias is None else norm.bias.detach(), norm.eps)
+    return Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
+
+
+def is_plain_norm(norm: nn.Module) -> bool:
+    plain = type(norm).forward in (nn.LayerNorm.forward, LayerNorm.forward)
+    return plain and norm.weight is not None and norm.bias is not None
 
 
 class NormLinear(torch.autograd.Function):
@@ -365,7 +369,7 @@ def unfusable(encoder: Encoder) -> str | None:
     for block in encoder.model.blocks:
         attn, mlp = block.attn, block.mlp
         linear = all(type(m) in (nn.Linear, Fp8Linear) for m in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2))
-        norms = all(type(m).forward in (nn.LayerNorm.forward, LayerNorm.forward) for m in (block.norm1, block.norm2))
+        norms = is_plain_norm(block.norm1) and is_plain_norm(block.norm2)
         empty = all(isinstance(m, nn.Identity) for m in (attn.q_norm, attn.k_norm, attn.norm, mlp.norm))
         scales = all(isinstance(m, nn.Identity | LayerScale) for m in (block.ls1, block.ls2))
         if type(mlp).forward is not Mlp.forward or type(mlp.act) not in ACTIVATIONS or getattr(attn, "gate", None):

@@ -208,10 +208,11 @@ def compile_and_capture(step: TrainingStep, *, compile: bool | None, steps: int)
     0.2 ms a step on an H200 and takes most of a minute."""
     if not should_compile(compile, step.device, steps):
         return step
-    fused = compile is None and fuse_encoder(step.network.encoder, step.precision)
+    several = step.processes.world_size > 1  # not captured: launching many kernels would take the host too long
+    fused = compile is None and not several and fuse_encoder(step.network.encoder, step.precision)
     if not fused:
         compile_encoder(step.network.encoder)
-    if step.processes.world_size > 1:
+    if several:
         return step
     if not fused:  # heads and loss are some hundred small operations
         step.heads_and_loss = compiled(step.heads_and_loss)  # type: ignore[method-assign]

@@ -28,7 +28,9 @@ class Settings:
     """How a run is carried out. `device` and `compile` change the result within rounding, the others not at all."""
 
     device: str = "auto"
-    compile: bool | None = None  # torch.compile and CUDA graphs; None: on a GPU, in runs of at least 200 steps
+    compile: bool | None = (
+        None  # torch.compile and CUDA graphs; None: on a GPU from 200 steps on, with kernels by hand if any
+    )
     log_every: int | None = None  # steps per line of metrics.jsonl; None: 20, fewer in a short run
     eval_every: int | None = None  # steps between evaluations; None: see `evaluation_interval`; 0: only at the end
     checkpoint_seconds: float = 120.0

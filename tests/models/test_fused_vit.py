@@ -149,7 +149,9 @@ def test_what_is_not_fused() -> None:
     def reason(tuning: str, options: dict[str, Any] | None = None, **model: Any) -> str:
         return str(unfusable(make((tuning, options or {}, model))))
 
-    assert "weights train" in reason("bitfit") and "weights train" in reason("lora")
+    for tuning in ("bitfit", "lora", "norm", "ssf", "full", "lp-ft"):
+        assert "weights train" in reason(tuning), tuning
+    assert "another kind" in reason("linear", norm_layer=partial(LayerNorm, affine=False))
     assert "adapters" in reason("adapter")
     assert "no norm" in reason("adaptformer", {"norm": "none"})
     assert "another kind" in reason("vpt-deep", qk_norm=True)
