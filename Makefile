@@ -6,7 +6,7 @@ JOBS ?= 2
 GPU_JOBS ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu test-browser fuzz export-check lint docs clean
+.PHONY: help install demo test test-long test-gpu test-browser fuzz export-check lint docs clean
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -25,8 +25,11 @@ $(VENV)/.docs: $(VENV)/.installed
 demo: install  ## train on sample images with 4 labels per class, on the CPU (two to six minutes)
 	$(BIN)/finessl demo
 
-test: install  ## run every test on the CPU; JOBS=2 is the number of processes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+test: install  ## run the tests on the CPU; JOBS=2 is the number of processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "not long"
+
+test-long: install  ## run the test that trains for minutes: FineSSL is ahead of supervised training on three labeled sets
+	$(BIN)/python -m pytest -m long tests
 
 # Most of their time is compilation on the CPU: several processes share the GPU and one folder of compiled kernels.
 test-gpu: install  ## run the tests that need a CUDA device; GPU_JOBS=5 is the number of processes. Kernels are kept in .venv

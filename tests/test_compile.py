@@ -14,7 +14,7 @@ from finessl.runtime import compile as compiling
 def test_compiled_functions_run_eagerly_inside_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = CompileCounter()
     double = torch.compile(lambda x: 2 * x, backend=counter)
-    monkeypatch.setattr(compiling, "fusing", True)
+    monkeypatch.setattr(compiling, "any_compiled", True)
     with compiling.uncompiled():
         assert double(torch.ones(2)).tolist() == [2, 2]
     assert counter.frame_count == 0
@@ -23,7 +23,7 @@ def test_compiled_functions_run_eagerly_inside_uncompiled(monkeypatch: pytest.Mo
 
 
 def test_nothing_changes_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "fusing", False)
+    monkeypatch.setattr(compiling, "any_compiled", False)
     monkeypatch.setattr(torch.compiler, "set_stance", lambda *_: pytest.fail("the compiler was asked for"))
     with compiling.uncompiled():
         pass

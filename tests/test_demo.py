@@ -15,6 +15,7 @@ from finessl.training.loop import Settings, train
 QUIET = Settings(device="cpu", eval_every=0, quiet=True)
 
 
+@pytest.mark.long
 def test_finessl_is_ahead_of_supervised(tmp_path: Path) -> None:
     """A third of the demo's steps, three labeled sets. Which images are labeled moves the gain by several points, so it is
     their mean that must be clear of zero."""
