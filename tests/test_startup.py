@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from finessl.runtime.background import in_background
 from finessl.runtime.triton import has_triton, with_kernel
 
 
@@ -43,6 +44,12 @@ import timm
 print(timm.create_model("vit_tiny_patch16_224", num_classes=0).embed_dim)
 """)
     assert out == "192"
+
+
+def test_work_in_the_background() -> None:
+    assert in_background(lambda a, b: a + b, 1, 2).result() == 3
+    with pytest.raises(ZeroDivisionError):
+        in_background(lambda: 1 / 0).result()
 
 
 def test_kernels_are_for_tensors_on_a_gpu() -> None:

@@ -35,7 +35,7 @@ def quick(
 ) -> None:
     """Classify with frozen features, in seconds.
 
-    Encodes every image once. Compares class means, ridge regression, label propagation, EM and the mean of two of them
+    Encodes every image once. Compares class means, ridge regression, label propagation, EM and a mean of them
     by cross-validation on the labels, and prints one table. With --out it writes a run for predict, evaluate and report.
     """
     from finessl.runtime.startup import warm_up

@@ -173,12 +173,11 @@ def resample(pixels: Tensor | Packed, rows: Axis, columns: Axis) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-PACKED = 128  # images per call: what uncompiled indices take is limited
+PACKED = 128  # images per call: PyTorch's operations write indices of eight times the bytes
 
 
 def resample_packed(pixels: Packed, rows: Axis, columns: Axis) -> Tensor:
-    """`resample` of images of many sizes. Each output pixel is read from where its image lies: nothing is padded, and the
-    shapes of the compiled functions do not depend on the sizes."""
+    """`resample` of images of many sizes. Each output pixel is read from where its image lies: nothing is padded."""
     down, across = line_taps(rows), line_taps(columns)
     taps = max(len(down[0]), len(across[0]))
     (lines, by_line), (places, by_place) = (fill_up(axis, taps) for axis in (down, across))
@@ -198,7 +197,7 @@ def line_taps(axis: Axis) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fill_up(axis: tuple[np.ndarray, np.ndarray], taps: int) -> tuple[np.ndarray, np.ndarray]:
-    """More taps, of weight 0: both axes have the same number, and few functions are compiled."""
+    """More taps, of weight 0: both axes have the same number."""
     missing = ((0, taps - len(axis[0])), (0, 0), (0, 0))
     return axis if taps == len(axis[0]) else (np.pad(axis[0], missing), np.pad(axis[1], missing))
 

@@ -279,13 +279,22 @@ def ensemble(propagated: Solution, regressed: Solution, x: Tensor, per_class: fl
 
 
 def refine(start: Solution, distiller: Distiller, graph: Graph, y: Tensor) -> Solution:
-    """One step of EM from the classifier `start`, which then has a third of the word:
+    """One step of EM from the classifier `start`, whose weight in the result is 1/3:
 
     E  z ∝ exp(s·scores + λ·(mean z of the neighbours) + log r), labeled rows fixed;  s: mean confidence 0.7
     M  linear discriminant analysis on z
 
-    More steps lose accuracy on photos with few labels: mistakes confirm themselves.
+    More steps lose accuracy on photos with few labels: mistakes confirm themselves. A class without a label takes no part,
+    and its score is the lowest one.
     """
+    there = torch.bincount(y[y >= 0], minlength=len(start.bias)) > 0
+    if not bool(there.all()):
+        number = torch.where(y >= 0, (there.cumsum(0) - 1)[y.clamp_min(0)], -1)
+        some = refine(replace(start, weight=start.weight[there], bias=start.bias[there]), distiller, graph, number)
+        weight, bias = torch.zeros_like(start.weight), torch.empty_like(start.bias)
+        bias[:] = (some_rows(distiller.x) @ some.weight.T + some.bias).min()
+        weight[there], bias[there] = some.weight, some.bias
+        return replace(some, weight=weight, bias=bias)
     sample, labels = some_rows(distiller.x), graph.by_row(y)
     fixed = graph.by_row(calibrate(start, sample, CONFIDENCE).logits(distiller.x))
     z, known = fixed.softmax(1), labels >= 0

@@ -12,7 +12,6 @@ from finessl.data.pixel_store import PixelStore
 from finessl.data.views import evaluation_view
 from finessl.models.forward import forward_pixels
 from finessl.runtime.callbacks import Count, no_count
-from finessl.runtime.compile import uncompiled
 
 
 @torch.no_grad()
@@ -42,8 +41,7 @@ def encode(
         wanted = indices[start : start + batch]
         full = np.concatenate([wanted, np.repeat(wanted[-1:], -len(wanted) % rows)])
         pixels = store.batch(full, device)
-        with uncompiled():  # other sizes than in training, and few launches
-            views = evaluation_view(pixels, store.sizes[full], size)
+        views = evaluation_view(pixels, store.sizes[full], size)
         results.append(forward_pixels(function, views, mean, std, precision, rows)[: len(wanted)])
         progress(start + len(wanted), len(indices))
     return torch.cat(results)

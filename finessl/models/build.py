@@ -52,8 +52,8 @@ def store_frozen(encoder: Encoder, precision: str) -> None:
 
 
 def fuse_encoder(encoder: Encoder, precision: str) -> bool:
-    """Let hand-written kernels compute a frozen transformer on a GPU (fused_vit.py): as fast as a compiled one, and ready in
-    seconds. Returns whether they can."""
+    """Let hand-written kernels compute a frozen transformer on a GPU (fused_vit.py): about as fast as a compiled one, and ready
+    in seconds. Returns whether they can."""
     if precision not in ("bf16", "fp8") or not has_triton():
         return False
     from finessl.models.fused_vit import FusedViT, unfusable

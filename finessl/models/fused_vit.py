@@ -11,7 +11,8 @@ weight of a block frozen (prompts, AdaptFormer, a linear head), so that a block 
 
 These are autograd functions: products by cuBLAS, everything between them by fused_ops.py, in the format that the next product
 takes (bf16 or fp8). Their backward passes are the same lines in reverse order, without gradients of frozen weights.
-AdaptFormer's branch is part of `ProjectMlp`, because it shares the norm's statistics. Where PyTorch's attention is the faster
+AdaptFormer's branch is part of `ProjectMlp`, because it shares the norm's statistics (and its epsilon, which is far below
+them). Where PyTorch's attention is the faster
 one, it comes between `NormLinear`, the first two lines, and `ProjectMlp`.
 
 With class-token pooling the last block computes queries, projection and MLP for one token per image: `NormClassToken` takes
@@ -283,6 +284,10 @@ class FusedViT:
         return layer_norm(model.norm_pre, x)
 
     def __call__(self, images: Tensor) -> Tensor:
+        with torch.cuda.device_of(images):  # Triton launches on the current device
+            return self.forward(images)
+
+    def forward(self, images: Tensor) -> Tensor:
         encoder, model = self.encoder, self.encoder.model
         x = self.embed(images)
         if encoder.tokens is not None:
@@ -364,16 +369,19 @@ def unfusable(encoder: Encoder) -> str | None:
         return "adapters and gradient checkpointing are not part of it"
     if any(parameter.requires_grad for parameter in encoder.model.parameters()):
         return "pretrained weights train"
+    if getattr(encoder.model, "dynamic_img_size", False):
+        return "its position embeddings follow the image size"
     if any(not isinstance(b, Branch) or not isinstance(b.norm, nn.LayerNorm) for b in encoder.branches.values()):
         return "a branch has no norm"
     for block in encoder.model.blocks:
         attn, mlp = block.attn, block.mlp
+        other_mlp = type(mlp).forward is not Mlp.forward or type(mlp.act) not in ACTIVATIONS
+        if other_mlp or getattr(mlp.act, "approximate", "none") != "none" or getattr(attn, "gate", None) is not None:
+            return "its MLP or attention is of another kind"
         linear = all(type(m) in (nn.Linear, Fp8Linear) for m in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2))
         norms = is_plain_norm(block.norm1) and is_plain_norm(block.norm2)
         empty = all(isinstance(m, nn.Identity) for m in (attn.q_norm, attn.k_norm, attn.norm, mlp.norm))
         scales = all(isinstance(m, nn.Identity | LayerScale) for m in (block.ls1, block.ls2))
-        if type(mlp).forward is not Mlp.forward or type(mlp.act) not in ACTIVATIONS or getattr(attn, "gate", None):
-            return "its MLP or attention is of another kind"
         if not (linear and norms and empty and scales):
             return "a layer of a block is of another kind"
     return None

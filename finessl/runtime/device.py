@@ -25,6 +25,7 @@ def resolve_device(name: str) -> torch.device:
             raise FinesslError(f"device {name!r} cannot train or predict: use auto, {', '.join(DEVICES)}.")
         if device.type == "cuda" and device.index is None and torch.cuda.is_available():
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        if device.type == "cuda":
             torch.cuda.set_device(device)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, ModuleNotFoundError, ValueError) as error:

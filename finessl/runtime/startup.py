@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import threading
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
-
-from finessl.runtime.triton import has_triton
 
 COMPILER = "torch._dynamo"
 
@@ -29,7 +29,9 @@ def warm_up(device: str, *, trains: bool = False) -> None:
 
     trains: the command creates an optimizer.
     """
-    if device == "auto" or device.startswith("cuda"):
+    if (
+        device == "auto" or device.startswith("cuda")
+    ) and "LOCAL_RANK" not in os.environ:  # torchrun: a GPU per process
         threading.Thread(target=_create_context, args=(device,), daemon=True).start()
     import_timm()
     if trains:
@@ -41,7 +43,7 @@ def _create_context(device: str) -> None:
         if torch.cuda.is_available():
             x = torch.zeros(16, 16, device="cuda" if device == "auto" else device)
             x @ x  # cuBLAS
-            has_triton()
+            importlib.import_module("triton")
 
 
 def import_timm() -> None:
@@ -55,18 +57,19 @@ def import_timm() -> None:
     import timm  # noqa: F401
 
 
-class stand_in(contextlib.AbstractContextManager[None]):
+@contextlib.contextmanager
+def stand_in() -> Iterator[None]:
     """The few names of the compiler that are used at import."""
-
-    def __enter__(self) -> None:
-        package, utils = ModuleType(COMPILER), ModuleType(f"{COMPILER}.utils")
-        package.__path__ = []
-        package.disable = disable  # type: ignore[attr-defined]
-        utils.is_compile_supported = lambda device: False  # type: ignore[attr-defined]
-        sys.modules[COMPILER], sys.modules[utils.__name__] = package, utils
-
-    def __exit__(self, *_: Any) -> None:
-        for name in (COMPILER, f"{COMPILER}.utils"):
+    package, utils = ModuleType(COMPILER), ModuleType(f"{COMPILER}.utils")
+    package.__path__ = []
+    package.disable = disable  # type: ignore[attr-defined]
+    utils.is_compile_supported = lambda device: False  # type: ignore[attr-defined]
+    modules = {module.__name__: module for module in (package, utils)}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in modules:
             del sys.modules[name]
 
 

@@ -36,9 +36,10 @@ def with_kernel(module: str) -> Callable[[Callable[..., Any]], Callable[..., Any
     def decorate(eager: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(eager)
         def run(*arguments: Any) -> Any:
-            if arguments[0].is_cuda and has_triton():
+            if not (arguments[0].is_cuda and has_triton()):
+                return eager(*arguments)
+            with torch.cuda.device_of(arguments[0]):  # Triton launches on the current device
                 return getattr(importlib.import_module(module), eager.__name__)(*arguments)
-            return eager(*arguments)
 
         run.eager = eager  # type: ignore[attr-defined]
         return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from finessl.models.tuning.base import Tuning
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
 from finessl.runs.inputs import make_or_load_split, open_backbone, open_source, read_pixels, statistics, write_skipped
+from finessl.runtime.background import in_background
 from finessl.runtime.callbacks import Progress, no_progress
 from finessl.runtime.distributed import Processes
 from finessl.runtime.files import sha256
@@ -183,13 +183,14 @@ def prepare(
 ) -> Experiment:
     """Everything in its initial state. The split is the run's saved one where there is one; `writes`: save it.
     `resident`: decoded images go to a GPU's memory where they take less than a quarter of it."""
-    data, thread = recipe.data, ThreadPoolExecutor(1)  # reading and hashing weights leave the interpreter to others
-    loading = thread.submit(open_backbone, recipe)
+    data, loading = (
+        recipe.data,
+        in_background(open_backbone, recipe),
+    )  # reading weights leaves the interpreter to others
     dataset = dataset or open_source(recipe, progress)
     backbone = loading.result()
     size = backbone.image_size
-    hashing = thread.submit(digest_tensors, backbone.encoder.state_dict())  # before a strategy inserts its own
-    thread.shutdown(wait=False)
+    hashing = in_background(digest_tensors, backbone.encoder.state_dict())  # before a strategy inserts its own
     weak_view = create_view(WEAK, data.weak, size)
     shorter = max(round(size * RESIZE), weak_view.resized)
     store = read_pixels(dataset, "train", cache_dir, progress, shorter=shorter)

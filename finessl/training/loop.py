@@ -85,7 +85,8 @@ class Training:
         self.world, self.display, self.phases = world, display, Phases()
         train, precision = recipe.train, resolve_precision(recipe.train.precision, device)
         compiles = device.type == "cuda" and should_compile(settings.compile, device, train.steps)
-        compiles = compiles and (settings.compile is not None or not keeps_blocks_frozen(recipe.tuning.name))
+        by_hand = world.world_size == 1 and precision in ("bf16", "fp8") and keeps_blocks_frozen(recipe.tuning.name)
+        compiles = compiles and (settings.compile is not None or not by_hand)
         compilers = start_compilers() if compiles else None
         self.experiment = experiment = prepare(
             recipe, directory, device, dataset=dataset, cache_dir=settings.cache_dir, progress=display.update,

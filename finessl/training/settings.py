@@ -25,12 +25,14 @@ FIRST_STEPS = 5  # of a process: on a GPU these compile and capture
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run is carried out. `device` and `compile` change the result within rounding, the others not at all."""
+    """How a run is carried out. `device` and `compile` change the result within rounding, the others not at all.
+
+    compile: torch.compile and CUDA graphs. None: CUDA graphs on a GPU from 200 steps on, with hand-written kernels where there
+    are any and torch.compile elsewhere.
+    """
 
     device: str = "auto"
-    compile: bool | None = (
-        None  # torch.compile and CUDA graphs; None: on a GPU from 200 steps on, with kernels by hand if any
-    )
+    compile: bool | None = None
     log_every: int | None = None  # steps per line of metrics.jsonl; None: 20, fewer in a short run
     eval_every: int | None = None  # steps between evaluations; None: see `evaluation_interval`; 0: only at the end
     checkpoint_seconds: float = 120.0

@@ -62,6 +62,13 @@ def test_on_a_gpu() -> None:
     check("cuda", 33, 3)
 
 
+@pytest.mark.gpu
+def test_a_gpu_is_given_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, tables = (torch.zeros(1, 3, *size, dtype=torch.uint8, device="cuda") for size in ((4, 4), (256,)))
+    monkeypatch.setattr("finessl.data.pixel_kernels.lookup", lambda *_: "kernel")
+    assert ops.lookup(images, tables) == "kernel"
+
+
 def test_in_tritons_interpreter() -> None:
     """The kernels run on the CPU, operation by operation. The interpreter is chosen when the module is imported."""
     pytest.importorskip("triton", reason="Triton is not installed")

@@ -124,6 +124,20 @@ def test_refined_classifier(case) -> None:  # type: ignore[no-untyped-def]
     assert_close(centred(found), expected, atol=2e-3, rtol=0)  # deviations of n − 1 and of n
 
 
+def test_a_class_without_a_label_is_no_answer(case) -> None:  # type: ignore[no-untyped-def]
+    """The others are answered as if it did not exist."""
+    x, _, y = case
+    known = torch.from_numpy(y)
+    graph, distiller = build_graph(x), solvers.Distiller(x)
+    start = solvers.ridge(x, known, 4)
+    wide = solvers.Solution(*(torch.stack([t[0], t[1], t.mean(0), t[2], t[3]]) for t in (start.weight, start.bias)))
+    found = solvers.refine(wide, distiller, graph, known + (known >= 2))  # number 2 has no label
+    assert not (found.logits(x).argmax(1) == 2).any()
+    same = solvers.refine(start, distiller, graph, known)
+    assert_close(found.weight[[0, 1, 3, 4]], same.weight)
+    assert_close(found.bias[[0, 1, 3, 4]], same.bias)
+
+
 # ---- by hand --------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from timm.layers import LayerNorm
+from timm.layers import LayerNorm, SwiGLU
 from timm.layers.activations import QuickGELU
 from torch import Tensor, nn
 
@@ -115,6 +115,29 @@ def test_dropout_on_a_gpu() -> None:
     assert torch.equal(first, relu_dropout(x, 0.1))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_values_beyond_fp8_are_clipped_on_a_gpu(dtype: torch.dtype) -> None:
+    from finessl.models.fused_ops import Norm, activate, activate_backward, add_norm, cast, norm_backward
+
+    largest = torch.finfo(dtype).max
+    x = (torch.logspace(-3, 5, 1024, device="cuda") * torch.tensor([-1.0, 1.0], device="cuda").repeat(512)).bfloat16()
+    expected = lambda values: values.float().clamp(-largest, largest).to(dtype).float()  # noqa: E731
+    assert torch.equal(cast(x, dtype, 4.0).float(), expected(4 * x.float()))
+    assert torch.equal(activate(x, dtype, quick=True).float().max(), torch.tensor(largest, device="cuda"))
+    slope = activate_backward(torch.full_like(x, 50.0), x, dtype, quick=True, unit=4.0)  # far from 0 the slope is 1
+    assert torch.equal(slope.float(), expected(4 * x.float()))
+    rows, norm = (
+        x[None].contiguous(),
+        Norm(torch.full((1024,), 1e6, device="cuda"), torch.zeros(1024, device="cuda"), 1e-5),
+    )
+    found = add_norm(rows, None, norm, dtype)
+    assert float(found.normed.float().abs().max()) == largest
+    dx, product = norm_backward((found.total, found.mean, found.rstd), norm, rows, more=rows, dtype=dtype, unit=4.0)
+    assert torch.isclose(product.float(), expected(4 * dx.float()), rtol=0.3).all()
+    assert float(product.float().abs().max()) == largest
+
+
 def test_in_tritons_interpreter() -> None:
     """The kernels run on the CPU, operation by operation. The interpreter is chosen when the module is imported."""
     pytest.importorskip("triton", reason="Triton is not installed")
@@ -131,7 +154,7 @@ here.check_ops()
 
 
 def check_ops() -> None:
-    """What the block's functions leave untested: dropout, rounding to fp8."""
+    """What the block's functions leave untested: dropout."""
     from finessl.models import fused_ops as ops
 
     x = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
@@ -156,3 +179,6 @@ def test_what_is_not_fused() -> None:
     assert "no norm" in reason("adaptformer", {"norm": "none"})
     assert "another kind" in reason("vpt-deep", qk_norm=True)
     assert "another kind" in reason("vpt-deep", act_layer=nn.ReLU)
+    assert "another kind" in reason("vpt-deep", act_layer=partial(nn.GELU, approximate="tanh"))
+    assert "another kind" in reason("vpt-deep", mlp_layer=SwiGLU)
+    assert "image size" in reason("vpt-deep", dynamic_img_size=True)
