@@ -12,12 +12,11 @@ weight of a block frozen (prompts, AdaptFormer, a linear head), so that a block 
 These are autograd functions: products by cuBLAS, everything between them by fused_ops.py, in the format that the next product
 takes (bf16 or fp8). Their backward passes are the same lines in reverse order, without gradients of frozen weights.
 AdaptFormer's branch is part of `ProjectMlp`, because it shares the norm's statistics (and its epsilon, which is far below
-them). Where PyTorch's attention is the faster
-one, it comes between `NormLinear`, the first two lines, and `ProjectMlp`.
+them). Where PyTorch's attention is the faster one, it comes between `NormLinear`, the first two lines, and `ProjectMlp`.
 
-With class-token pooling the last block computes queries, projection and MLP for one token per image: `NormClassToken` takes
-the place of `NormLinear`. Strategies that change the weights of a block, or insert something else, have no such form and are
-compiled.
+With class-token pooling the last block computes queries, projection and MLP for one token per image: `NormClassAttention`, by
+class_attention.py, takes the place of `NormAttention`. Strategies that change the weights of a block, or insert something
+else, have no such form and are compiled.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from timm.layers import LayerNorm, LayerScale, Mlp
 from timm.layers.activations import QuickGELU
 from torch import Tensor, nn
 
+from finessl.models.class_attention import class_attention, class_attention_backward
 from finessl.models.encoder import Encoder
 from finessl.models.fused_ops import (
     EXTRA,
@@ -169,8 +169,9 @@ class NormAttention(torch.autograd.Function):
         total, mean, rstd, qkv, prefix, out, lse = ctx.saved_tensors
         (first, second, third), linear = ctx.needs_input_grad[:3], ctx.block.qkv
         more, grad = grads
-        grad, d_prefix = launch_backward(qkv, prefix, out, lse, grad, linear.gradient_dtype, linear.unit)
-        if not (first or second):
+        own = first or second  # not in the first block, whose input is frozen
+        grad, d_prefix = launch_backward(qkv, prefix, out, lse, grad, linear.gradient_dtype, linear.unit, own=own)
+        if not own:
             return None, None, d_prefix if third else None, None, None
         grad = linear.backward(grad.view(len(total), -1))
         dx, _ = norm_backward((total, mean, rstd), ctx.block.norm1, grad, more=more.contiguous())
@@ -222,39 +223,42 @@ class ProjectMlp(torch.autograd.Function):
         return dx, block.proj.backward(rounded), d_down, d_bias, d_up, None, None
 
 
-class NormClassToken(torch.autograd.Function):
-    """The class token's rows of s = x + residual and of its queries, and the keys and values of all rows, of LN(s).
+class NormClassAttention(torch.autograd.Function):
+    """The class token's rows of s = x + residual and of its attention over the keys and values of LN(s).
 
-    x, residual: rows of images of `tokens` tokens.
+    x, residual: rows of images of `tokens` tokens.   prefix: as in `NormAttention`.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, block: FrozenBlock, tokens: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any, x: Tensor, residual: Tensor | None, prefix: Tensor, block: FrozenBlock, tokens: int
+    ) -> tuple[Tensor, Tensor]:
         found = add_norm(x, residual, block.norm1, x.dtype)
+        (query_weight, query_bias), (key_weight, key_bias) = block.split_qkv()
+        query = torch.addmm(query_bias, found.normed[::tokens], query_weight.t())
+        keys = torch.addmm(key_bias, found.normed, key_weight.t()).view(-1, tokens, *prefix.shape[1:])
+        prefix = prefix.contiguous()
+        out, lse = class_attention(query, keys, prefix)
         ctx.block, ctx.tokens = block, tokens
-        ctx.save_for_backward(found.total, found.mean, found.rstd)
-        (queries, query_bias), (keys, key_bias) = block.split_qkv()
-        first = found.normed[::tokens]
-        query, keys_and_values = (
-            torch.addmm(query_bias, first, queries.t()),
-            torch.addmm(key_bias, found.normed, keys.t()),
-        )
-        return found.total[::tokens].contiguous(), query, keys_and_values
+        ctx.save_for_backward(found.total, found.mean, found.rstd, query, keys, prefix, out, lse)
+        return found.total[::tokens].contiguous(), out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        first, second = ctx.needs_input_grad[:2]
-        if not (first or second):
-            return None, None, None, None
-        more, d_query, d_keys = grads
-        (queries, _), (keys, _) = ctx.block.split_qkv()
-        grad = d_keys.contiguous() @ keys
-        grad[:: ctx.tokens] += d_query @ queries
-        dx, _ = norm_backward(ctx.saved_tensors, ctx.block.norm1, grad)
-        dx[:: ctx.tokens] += more
-        return dx if first else None, dx if second else None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        total, mean, rstd, query, keys, prefix, out, lse = ctx.saved_tensors
+        first, second, third = ctx.needs_input_grad[:3]
+        if not (first or second or third):
+            return None, None, None, None, None
+        more, grad = grads
+        d_query, d_keys, d_prefix = class_attention_backward(query, keys, prefix, out, lse, grad)
+        dx = None
+        if first or second:
+            (query_weight, _), (key_weight, _) = ctx.block.split_qkv()
+            grad = d_keys.view(len(total), -1) @ key_weight
+            grad[:: ctx.tokens] += d_query @ query_weight
+            dx, _ = norm_backward((total, mean, rstd), ctx.block.norm1, grad)
+            dx[:: ctx.tokens] += more
+        return dx if first else None, dx if second else None, d_prefix if third else None, None, None
 
 
 class FusedViT:
@@ -296,14 +300,10 @@ class FusedViT:
         prefixes, branches = self.prefixes(x.dtype), self.branches(x.dtype)
         x, residual = x.flatten(0, 1), None
         for block, prefix, (branch, p) in zip(self.blocks, prefixes, branches, strict=True):
+            shared = x.new_empty(0, 2, block.attn.num_heads, block.attn.head_dim) if prefix is None else prefix
             if self.class_only and block is self.blocks[-1]:
-                x, query, keys = NormClassToken.apply(x, residual, block, shape[1])
-                heads = (block.attn.num_heads, block.attn.head_dim)
-                query, keys = query.view(-1, 1, *heads), keys.view(*shape[:2], 2, *heads)
-                attended = attend_joined(block.attn, query, keys, prefix)
-                attended = attended.flatten(0, 1)
+                x, attended = NormClassAttention.apply(x, residual, shared, block, shape[1])
             elif two_sources:
-                shared = x.new_empty(0, 2, block.attn.num_heads, block.attn.head_dim) if prefix is None else prefix
                 x, attended = NormAttention.apply(x, residual, shared, block, shape[1])
             else:
                 x, qkv = NormLinear.apply(x, residual, block.norm1, block.qkv)
@@ -375,6 +375,9 @@ def unfusable(encoder: Encoder) -> str | None:
         return "a branch has no norm"
     for block in encoder.model.blocks:
         attn, mlp = block.attn, block.mlp
+        drops = [m.p for m in block.modules() if isinstance(m, nn.Dropout)]
+        if any(drops) or not isinstance(block.drop_path1, nn.Identity):
+            return "its blocks have dropout"
         other_mlp = type(mlp).forward is not Mlp.forward or type(mlp.act) not in ACTIVATIONS
         if other_mlp or getattr(mlp.act, "approximate", "none") != "none" or getattr(attn, "gate", None) is not None:
             return "its MLP or attention is of another kind"

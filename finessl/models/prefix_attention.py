@@ -21,7 +21,7 @@ Written by hand because no library's kernel takes keys from two tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -49,6 +49,7 @@ class Launch:
 # all keys and values in registers; blocks of 32 queries are what fits next to them.
 FORWARD = Launch(queries=128, keys=64, num_warps=8, num_stages=3)
 BACKWARD = Launch(queries=32, keys=MAX_KEYS, num_warps=8, num_stages=3)
+PREFIX_BACKWARD = Launch(queries=64, keys=64, num_warps=4, num_stages=2)  # of the prompts' keys alone
 
 
 @triton.jit
@@ -82,10 +83,10 @@ def _forward(
         keys = start + tl.arange(0, N)
         k = _load_keys(qkv, prefix, keys, T, L, 1, H, D)
         v = _load_keys(qkv, prefix, keys, T, L, 2, H, D)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
         s = tl.where((keys < T + L)[None, :], s, float("-inf"))
-        level = tl.maximum(highest, tl.max(s, 1))
-        p = tl.exp2(s - level[:, None])
+        level = tl.maximum(highest, tl.max(s, 1) * scale)
+        p = tl.exp2(s * scale - level[:, None])  # one multiply-add
         shrink = tl.exp2(highest - level)
         total = total * shrink + tl.sum(p, 1)
         o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision="ieee")
@@ -98,10 +99,10 @@ def _forward(
 @triton.jit
 def _backward(
     qkv, prefix, out, lse, grad, d_qkv, d_prefix, scale, softmax_scale, unit, T, L,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, LIMIT: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, LIMIT: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
     """One head of one image, M queries at a time. d_prefix: [n, L, 2, H, D], one per image. d_qkv is multiplied by `unit`, and
-    clipped at LIMIT where that is not 0."""
+    clipped at LIMIT where that is not 0. OWN: False for d_prefix alone, from the prompts' keys alone."""
     image, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     qkv += image * T * 3 * H * D + head * D
     d_qkv += image * T * 3 * H * D + head * D
@@ -111,6 +112,8 @@ def _backward(
     grad += image * T * H * D + head * D
     lse += (image * H + head) * T
     keys, dims = tl.arange(0, N), tl.arange(0, D)
+    if not OWN:
+        keys += T
     k = _load_keys(qkv, prefix, keys, T, L, 1, H, D)
     v = _load_keys(qkv, prefix, keys, T, L, 2, H, D)
     dk = tl.zeros((N, D), tl.float32)
@@ -123,24 +126,26 @@ def _backward(
         do = tl.load(grad + rows[:, None] * (H * D) + dims[None, :], mask=inside, other=0.0)
         level = tl.load(lse + rows, mask=rows < T, other=0.0)
         delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-        st = tl.dot(k, tl.trans(q), input_precision="ieee") * scale  # [keys, queries]
+        st = tl.dot(k, tl.trans(q), input_precision="ieee")  # [keys, queries]
         dpt = tl.dot(v, tl.trans(do), input_precision="ieee")
         # Rows beyond the last key are not masked: their dk and dv are not stored, and their k adds zero to dq.
-        pt = tl.exp2(st - level[None, :])
+        pt = tl.exp2(st * scale - level[None, :])
         dv = tl.dot(pt.to(do.dtype), do, dv, input_precision="ieee")
         dst = (pt * (dpt - delta[None, :])).to(q.dtype)
         dk = tl.dot(dst, q, dk, input_precision="ieee")
-        dqt = tl.dot(tl.trans(k), dst, input_precision="ieee") * (softmax_scale * unit)  # [D, queries]
-        at = d_qkv + rows[None, :] * (3 * H * D) + dims[:, None]
-        tl.store(at, rounded(dqt, d_qkv, LIMIT), mask=(rows < T)[None, :])
+        if OWN:
+            dqt = tl.dot(tl.trans(k), dst, input_precision="ieee") * (softmax_scale * unit)  # [D, queries]
+            at = d_qkv + rows[None, :] * (3 * H * D) + dims[:, None]
+            tl.store(at, rounded(dqt, d_qkv, LIMIT), mask=(rows < T)[None, :])
     dk = dk * softmax_scale
     shared = d_prefix + (keys - T)[:, None] * (2 * H * D) + dims[None, :]
     prompts = ((keys >= T) & (keys < T + L))[:, None]
     tl.store(shared, dk.to(d_prefix.dtype.element_ty), mask=prompts)
     tl.store(shared + H * D, dv.to(d_prefix.dtype.element_ty), mask=prompts)
-    own = d_qkv + keys[:, None] * (3 * H * D) + H * D + dims[None, :]
-    tl.store(own, rounded(dk * unit, d_qkv, LIMIT), mask=(keys < T)[:, None])
-    tl.store(own + H * D, rounded(dv * unit, d_qkv, LIMIT), mask=(keys < T)[:, None])
+    if OWN:
+        own = d_qkv + keys[:, None] * (3 * H * D) + H * D + dims[None, :]
+        tl.store(own, rounded(dk * unit, d_qkv, LIMIT), mask=(keys < T)[:, None])
+        tl.store(own + H * D, rounded(dv * unit, d_qkv, LIMIT), mask=(keys < T)[:, None])
 
 
 def launch_forward(qkv: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,14 +179,18 @@ def launch_backward(
     grad: Tensor,
     dtype: torch.dtype | None = None,
     unit: float = 1.0,
+    *,
+    own: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of qkv and prefix.   dtype: of the first one, which is multiplied by `unit`; None: that of qkv."""
+    """Gradients of qkv and prefix.   dtype: of the first one, which is multiplied by `unit`; None: that of qkv.
+    own: False where the first one is not needed; it is not computed then."""
     n, tokens, _, heads, dim = qkv.shape
-    d_qkv, d_prefix = torch.empty_like(qkv, dtype=dtype), prefix.new_empty(n, *prefix.shape)
+    d_qkv, d_prefix = torch.empty_like(qkv if own else qkv[:0], dtype=dtype), prefix.new_empty(n, *prefix.shape)
+    launch = BACKWARD if own else replace(PREFIX_BACKWARD, keys=max(64, triton.next_power_of_2(len(prefix))))
     _backward[(n, heads)](
         qkv, prefix, out, lse, grad.contiguous(), d_qkv, d_prefix, dim**-0.5 * LOG2E, dim**-0.5, unit, tokens, len(prefix),
-        heads, dim, BACKWARD.queries, BACKWARD.keys, limit(d_qkv.dtype),
-        num_warps=BACKWARD.num_warps, num_stages=BACKWARD.num_stages,
+        heads, dim, launch.queries, launch.keys, limit(d_qkv.dtype), own,
+        num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     return d_qkv, d_prefix.sum(0, dtype=torch.float32).to(prefix.dtype)
 

@@ -181,4 +181,6 @@ def test_what_is_not_fused() -> None:
     assert "another kind" in reason("vpt-deep", act_layer=nn.ReLU)
     assert "another kind" in reason("vpt-deep", act_layer=partial(nn.GELU, approximate="tanh"))
     assert "another kind" in reason("vpt-deep", mlp_layer=SwiGLU)
+    for option in ("attn_drop_rate", "proj_drop_rate", "drop_path_rate"):
+        assert "dropout" in reason("vpt-deep", **{option: 0.1}), option
     assert "image size" in reason("vpt-deep", dynamic_img_size=True)
