@@ -49,7 +49,7 @@ class Launch:
 # all keys and values in registers; blocks of 32 queries are what fits next to them.
 FORWARD = Launch(queries=128, keys=64, num_warps=8, num_stages=3)
 BACKWARD = Launch(queries=32, keys=MAX_KEYS, num_warps=8, num_stages=3)
-PREFIX_BACKWARD = Launch(queries=64, keys=64, num_warps=4, num_stages=2)  # of the prompts' keys alone
+PREFIX_BACKWARD = Launch(queries=32, keys=64, num_warps=4, num_stages=3)  # of the prompts' keys alone
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def _load_keys(qkv, prefix, rows, T, L, part: tl.constexpr, H: tl.constexpr, D: 
 
 @triton.jit
 def _forward(
-    qkv, prefix, out, lse, scale, T, L,
+    qkv, prefix, out, lse, scale, T: tl.constexpr, L: tl.constexpr,
     H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """M queries of one head of one image, with a running softmax over blocks of N keys. lse: log2 of the softmax's
