@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2E = 1.4426950408889634
-KEYS = 64  # read at a time
-WARPS = 4
+KEYS = 32  # read at a time
+WARPS = 2
 
 
 @triton.jit

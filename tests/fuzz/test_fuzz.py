@@ -25,6 +25,7 @@ FROZEN = "quick,select,labels,feature-caches,caches,audits,parts,damaged-parts,p
 SIXTY_EXAMPLES = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", [FILES, WORK, FROZEN], ids=["files", "work", "frozen"])
 def test_a_slice_of_make_fuzz(kinds: str, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_zeros_stay_zeros() -> None:
 def test_a_classifier_is_loaded_where_fp8_is_not(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finessl.train(
         shapes, out=tmp_path / "run", labels_per_class=2, backbone="embedded", steps=2, batch_size=2, device="cpu",
-        precision="fp8", quiet=True,
+        image_size=16, precision="fp8", quiet=True,
     )  # fmt: skip
     assert json.loads((tmp_path / "run" / "meta.json").read_text())["precision"] == "fp8"
     assert finessl.load(tmp_path / "run", device="cpu", precision="fp8").precision == "fp8"
