@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import os
@@ -98,6 +99,10 @@ class ArrayImages:
         return ArrayImages(self.array[indices], self.prefix, self.numbers[indices])
 
     def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:  # a run asks for it several times, and CIFAR takes half a second
         digest = hashlib.blake2b(repr(self.array.shape).encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self.array).data)
         return digest.hexdigest()

@@ -6,11 +6,13 @@ containers are read and nothing is run.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from finessl.data.dataset import Dataset, Statistics
 from finessl.data.download import Archive, obtain
@@ -106,7 +108,7 @@ def read_python(form: Form, folder: Path) -> Dataset:
                 raise FinesslError(f"{folder / file}: {form.labels} should be a list of integers.")
             pixels.append(array)
             labels.append(np.array(classes, np.int64))
-        return np.concatenate(pixels), np.concatenate(labels)
+        return pixels[0] if len(pixels) == 1 else np.concatenate(pixels), np.concatenate(labels)
 
     return assemble(form, folder, classes, read(form.train), read((form.test,)))
 
@@ -144,8 +146,10 @@ def assemble(
             raise FinesslError(f"{folder}: {part} should be images of 3,072 bytes with a label each.")
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
             raise FinesslError(f"{folder}: {part} has labels outside 0 … {len(classes) - 1}.")
-        planes = pixels.reshape(-1, 3, 32, 32)
-        images.append(ArrayImages(np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), part))
+        with warnings.catch_warnings():  # of an array that cannot be written to; it is only read
+            warnings.simplefilter("ignore", UserWarning)
+            planes = torch.from_numpy(pixels.reshape(-1, 3, 32, 32))
+        images.append(ArrayImages(planes.permute(0, 2, 3, 1).contiguous().numpy(), part))  # on all cores
     return Dataset(form.name, classes, images[0], train[1], images[1], test[1], statistics=form.statistics)
 
 
