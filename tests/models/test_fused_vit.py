@@ -96,8 +96,8 @@ def test_on_a_gpu(case: tuple[str, dict[str, Any], dict[str, Any]], precision: s
     encoder = make(case, embed_dim=64, num_heads=4)
     dtype = None if precision == "fp32" else torch.bfloat16
     found = differences(encoder, "cuda", dtype, fp8=precision == "fp8", two_sources=two_sources)
-    more = {"fp32": 1e-4, "bf16": 0.02, "fp8": 0.1}[precision]
-    assert [pair for pair in found if pair[0] > 1.5 * pair[1] + more] == []
+    more = {"fp32": 1e-4, "bf16": 0.1, "fp8": 0.3}[precision]  # a wrong formula is off by about 1
+    assert [pair for pair in found if pair[0] > 2 * pair[1] + more] == []
 
 
 @pytest.mark.gpu
