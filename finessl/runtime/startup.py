@@ -11,6 +11,7 @@ imports it while data and weights are read.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import sys
@@ -18,8 +19,6 @@ import threading
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
-
-import torch
 
 COMPILER = "torch._dynamo"
 
@@ -29,16 +28,32 @@ def warm_up(device: str, *, trains: bool = False) -> None:
 
     trains: the command creates an optimizer.
     """
-    if (
-        device == "auto" or device.startswith("cuda")
-    ) and "LOCAL_RANK" not in os.environ:  # torchrun: a GPU per process
-        threading.Thread(target=_create_context, args=(device,), daemon=True).start()
-    import_timm()
+    with without_collection():
+        import torch  # noqa: F401
+
+        alone = "LOCAL_RANK" not in os.environ  # torchrun: a GPU per process
+        if alone and (device == "auto" or device.startswith("cuda")):
+            threading.Thread(target=_create_context, args=(device,), daemon=True).start()
+        import_timm()
     if trains:
         threading.Thread(target=importlib.import_module, args=(COMPILER,), daemon=True).start()
 
 
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Imports make many objects and hardly any garbage: looking for it takes a tenth of their time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _create_context(device: str) -> None:
+    import torch
+
     with contextlib.suppress(Exception):  # whoever needs the device says what is wrong with it
         if torch.cuda.is_available():
             x = torch.zeros(16, 16, device="cuda" if device == "auto" else device)
