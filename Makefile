@@ -28,7 +28,7 @@ demo: install  ## train on sample images with 4 labels per class, on the CPU (tw
 test: install  ## run the tests on the CPU; JOBS=2 is the number of processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "not long"
 
-test-long: install  ## run the tests that take minutes: FineSSL is ahead of supervised training on three labeled sets; a slice of make fuzz
+test-long: install  ## run the slowest tests: FineSSL is ahead of supervised training on three labeled sets, lost processes, the demo, a slice of make fuzz
 	$(BIN)/python -m pytest -m long tests
 
 # Most of their time is compilation on the CPU: several processes share the GPU and one folder of compiled kernels.

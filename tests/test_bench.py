@@ -78,6 +78,7 @@ def test_tuning_that_does_not_fit_is_left_out(capsys: pytest.CaptureFixture[str]
     assert "bn: left out" in said.err and "linear" in said.out
 
 
+@pytest.mark.long
 def test_accuracy(capsys: pytest.CaptureFixture[str], shapes: Path, tmp_path: Path) -> None:
     keep = tmp_path / "runs"
     words = ["bench", "accuracy", str(shapes), "--seeds", "2", "--target", "10", "--keep", str(keep)]

@@ -31,6 +31,7 @@ def test_finessl_is_ahead_of_supervised(tmp_path: Path) -> None:
     assert np.mean(gains) > 0.02, gains
 
 
+@pytest.mark.long
 def test_demo_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FINESSL_CACHE", str(tmp_path / "cache"))
     read = Recipe.read.__func__  # type: ignore[attr-defined]

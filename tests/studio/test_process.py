@@ -97,6 +97,7 @@ def test_the_port_is_that_of_the_last_time(photos, tmp_path):
         assert last_port(project.folder) == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_training_outlives_the_studio_and_resumes(photos, tmp_path):
     """A process of its own: a second studio finds it, stops it, resumes it; the run is an ordinary one."""

@@ -112,6 +112,7 @@ def test_two_processes_are_one(answers: list[dict[str, dict[str, Any]]], case: s
             torch.testing.assert_close(two[part][name], value, rtol=1e-9, atol=1e-11, msg=name)
 
 
+@pytest.mark.long
 def test_resume_with_another_number_of_processes(shapes: Path, tmp_path: Path) -> None:
     """6 steps alone, then 6 more by two processes: as 12 steps alone, up to float32 rounding."""
     recipe = Recipe.read(None, {**FIELDS, "data.source": str(shapes), "train.steps": 12, "train.precision": "fp32"})
@@ -150,6 +151,7 @@ def train_words(shapes: Path, run: Path) -> list[str]:
     return ["train", str(shapes), "--out", str(run), "--device", "cpu", "--steps", "12", *settings]
 
 
+@pytest.mark.long
 def test_a_lost_process_ends_the_run_with_a_good_checkpoint(shapes: Path, tmp_path: Path) -> None:
     run, script = tmp_path / "run", signalled(tmp_path, 8, "SIGKILL")
     done = torchrun(2, script, *train_words(shapes, run), "--checkpoint-seconds", "0")
