@@ -21,7 +21,7 @@ Written by hand because no library's kernel takes keys from two tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -37,7 +37,7 @@ LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Launch:
-    """Block sizes and launch options of a kernel: the fastest of those tried on an H200 (docs/performance.md)."""
+    """Block sizes and launch options of a kernel."""
 
     queries: int
     keys: int
@@ -46,10 +46,11 @@ class Launch:
 
 
 # The forward pass: several programs per multiprocessor hide each other's latency. The backward pass keeps the gradients of
-# all keys and values in registers; blocks of 32 queries are what fits next to them.
+# all keys and values in registers; blocks of 32 queries are what fits next to them. Both are the fastest of those tried on an
+# H200 (docs/performance.md); for the prompts' keys alone nothing else was tried.
 FORWARD = Launch(queries=128, keys=64, num_warps=8, num_stages=3)
 BACKWARD = Launch(queries=32, keys=MAX_KEYS, num_warps=8, num_stages=3)
-PREFIX_BACKWARD = Launch(queries=32, keys=64, num_warps=4, num_stages=3)  # of the prompts' keys alone
+PREFIX_BACKWARD = Launch(queries=32, keys=64, num_warps=4, num_stages=3)
 
 
 @triton.jit
@@ -186,7 +187,7 @@ def launch_backward(
     own: False where the first one is not needed; it is not computed then."""
     n, tokens, _, heads, dim = qkv.shape
     d_qkv, d_prefix = torch.empty_like(qkv if own else qkv[:0], dtype=dtype), prefix.new_empty(n, *prefix.shape)
-    launch = BACKWARD if own else replace(PREFIX_BACKWARD, keys=max(64, triton.next_power_of_2(len(prefix))))
+    launch = BACKWARD if own or len(prefix) > PREFIX_BACKWARD.keys else PREFIX_BACKWARD
     _backward[(n, heads)](
         qkv, prefix, out, lse, grad.contiguous(), d_qkv, d_prefix, dim**-0.5 * LOG2E, dim**-0.5, unit, tokens, len(prefix),
         heads, dim, launch.queries, launch.keys, limit(d_qkv.dtype), own,

@@ -183,10 +183,8 @@ def prepare(
 ) -> Experiment:
     """Everything in its initial state. The split is the run's saved one where there is one; `writes`: save it.
     `resident`: decoded images go to a GPU's memory where they take less than a quarter of it."""
-    data, loading = (
-        recipe.data,
-        in_background(open_backbone, recipe),
-    )  # reading weights leaves the interpreter to others
+    data = recipe.data
+    loading = in_background(open_backbone, recipe)  # reading weights leaves the interpreter to others
     dataset = dataset or open_source(recipe, progress)
     backbone = loading.result()
     size = backbone.image_size
