@@ -89,6 +89,7 @@ def bench_step(
     plain = TrainingStep(
         network, experiment.method, experiment.optimizer(), recipe.train, device, precision, Processes()
     )
+    plain.observe = diagnostics.observe
     training = compile_and_capture(plain, compile=compile, steps=recipe.train.steps)
     prefetcher = Prefetcher(experiment.loader(Processes(), DTYPES[precision]), 10**6)
 
@@ -102,7 +103,6 @@ def bench_step(
         times = kernels(lambda: [training(warmup + repeats, views) for _ in range(4)], device, steps=4)
         kinds["step"], slowest = by_kind(times), dict(list(times.items())[:SLOWEST])
         kinds["views"] = by_kind(kernels(lambda: loader.load_all(range(4)), device, steps=4))
-    diagnostics.watching.remove()
     parts = time_parts(experiment, plain, diagnostics, max(repeats // 2, 3))
     counts = prefetcher.loader.load(0)
     trained = sum(counts.counts)
@@ -152,8 +152,6 @@ def time_parts(
     """Milliseconds of each part, with a synchronisation after it (so their sum exceeds a pipelined step)."""
     loader = experiment.loader(Processes(), DTYPES[training.precision])
     device, method = experiment.device, experiment.method
-    seen: list[Any] = []  # what the method was given, and its answer
-    watching = method.register_forward_hook(lambda method, inputs, result: seen.append((inputs, result)))
     totals = dict.fromkeys(PARTS, 0.0)
 
     def timed(name: str, function: Any) -> Any:
@@ -171,14 +169,12 @@ def time_parts(
         method.before_step(step)
         weak = timed("weak forward", lambda views=views: training.forward_weak(views))
         trained = timed("forward", lambda views=views: training.forward_trained(views))
-        result = timed(
+        found = timed(
             "method", lambda views=views, weak=weak, trained=trained: training.heads_and_loss(views, weak, trained)
         )
-        given, answer = seen.pop()
-        timed("diagnostics", lambda given=given, answer=answer: diagnostics.observe(method, given, answer))
-        timed("backward", lambda result=result: training.backward(result))
+        timed("diagnostics", lambda found=found: diagnostics.observe(*found))
+        timed("backward", lambda found=found: training.backward(found[2]))
         timed("update", training.update)
-    watching.remove()
     return {name: total / repeats for name, total in totals.items() if total}
 
 

@@ -15,12 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from finessl.models.fused_ops import sum_first
 from finessl.models.prefix_attention import LOG2E
 
-KEYS, WARPS = (
-    32,
-    2,
-)  # keys read at a time, and warps: the fastest of eight pairs on an H200, forward and backward together
+# Keys read at a time, and warps: the fastest of eight pairs on an H200, forward and backward together.
+KEYS, WARPS = 32, 2
 
 
 @triton.jit
@@ -112,4 +111,4 @@ def class_attention_backward(
         query, keys, prefix, out, lse, grad.contiguous(), d_query, d_keys, d_prefix, dim**-0.5 * LOG2E, dim**-0.5, tokens,
         len(prefix), heads, dim, KEYS, triton.next_power_of_2(dim), num_warps=WARPS,
     )  # fmt: skip
-    return d_query, d_keys, d_prefix.sum(0, dtype=torch.float32).to(prefix.dtype)
+    return d_query, d_keys, sum_first(d_prefix)

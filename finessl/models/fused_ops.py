@@ -4,7 +4,7 @@ PyTorch's own kernels read and write a whole tensor per operation. Each kernel h
 next product needs, rounded to its format: a sum with its norm, an activation, and their gradients. torch.compile writes
 similar kernels, but takes most of a minute for it; these take seconds.
 
-All work on rows, x [R, D]. fp8 outputs are multiplied by `unit` and clipped to the format's range.
+Most work on rows, x [R, D]. fp8 outputs are multiplied by `unit` and clipped to the format's range.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import triton.language as tl
 from torch import Tensor
 
 ELEMENTS = 4096  # per program of an elementwise kernel
-EXTRA = 8  # columns that `relu_dropout` appends: rows of bf16 numbers stay aligned to 16 bytes
+EXTRA = 8  # columns that `bottleneck` appends: rows of bf16 numbers stay aligned to 16 bytes
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Norm(NamedTuple):
-    """A frozen layer norm."""
+    """A frozen layer norm. Without weight and bias it returns x̂, (x − mean) / standard deviation, alone: the product that
+    follows may contain them."""
 
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
     eps: float
 
 
@@ -34,9 +35,23 @@ class Normed(NamedTuple):
 
     total: Tensor  # x + residual
     normed: Tensor
-    standard: Tensor | None  # before weight and bias
+    standard: Tensor | None  # x̂
     mean: Tensor
     rstd: Tensor  # 1 / standard deviation
+
+    def saved(self, norm: Norm) -> Statistics:
+        """What `norm_backward` needs."""
+        if norm.weight is None:
+            return Statistics(self.normed, None, self.rstd)
+        return Statistics(self.total, self.mean, self.rstd)
+
+
+class Statistics(NamedTuple):
+    """Of the rows of a norm."""
+
+    x: Tensor  # input of the norm, or x̂ where mean is None
+    mean: Tensor | None
+    rstd: Tensor
 
 
 def limit(dtype: torch.dtype) -> float:
@@ -57,8 +72,9 @@ def rounded(x, pointer, LIMIT: tl.constexpr):
 
 @triton.jit
 def _add_norm(
-    x, residual, weight, bias, total, normed, standard, mean, rstd, eps, D,
-    ADD: tl.constexpr, STANDARD: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr,
+    x, residual, shift, weight, bias, total, normed, standard, mean, rstd, eps, D,
+    ADD: tl.constexpr, SHIFT: tl.constexpr, AFFINE: tl.constexpr, STANDARD: tl.constexpr, LIMIT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row."""
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -68,58 +84,74 @@ def _add_norm(
         stored = (s + tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)).to(total.dtype.element_ty)
         tl.store(total + at, stored, mask=inside)
         s = stored.to(tl.float32)  # what the backward pass reads
+    if SHIFT:
+        s += tl.load(shift + columns, mask=inside, other=0.0)
     middle = tl.sum(s, 0) / D
     s = tl.where(inside, s - middle, 0.0)
     scale = 1 / tl.sqrt(tl.sum(s * s, 0) / D + eps)
     s = s * scale
     if STANDARD:
         tl.store(standard + at, s.to(standard.dtype.element_ty), mask=inside)
-    w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed + at, rounded(s * w + b, normed, LIMIT), mask=inside)
+    if AFFINE:
+        s = s * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+        s += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + at, rounded(s, normed, LIMIT), mask=inside)
     tl.store(mean + row, middle)
     tl.store(rstd + row, scale)
 
 
 @triton.jit
 def _norm_backward(
-    total, mean, rstd, weight, grad, standard_grad, more, dx, dx_rounded, unit, D,
-    STANDARD: tl.constexpr, MORE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr,
+    x, mean, rstd, weight, grad, standard_grad, more, dx, dx_rounded, unit, D,
+    AFFINE: tl.constexpr, STANDARD: tl.constexpr, MORE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row. LIMIT > 0: the gradient is also written in fp8."""
+    """One row. x: the norm's input where AFFINE, otherwise x̂. MORE: every how many rows `more` has a row; 0: it has none.
+    LIMIT > 0: the gradient is also written in fp8."""
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside, at = columns < D, tl.program_id(0).to(tl.int64) * D + columns
     scale = tl.load(rstd + row)
-    s = (tl.load(total + at, mask=inside, other=0.0).to(tl.float32) - tl.load(mean + row)) * scale
-    s = tl.where(inside, s, 0.0)
+    s = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
-    g = g * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if AFFINE:
+        s = tl.where(inside, (s - tl.load(mean + row)) * scale, 0.0)
+        g = g * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     if STANDARD:
         g += tl.load(standard_grad + at, mask=inside, other=0.0).to(tl.float32)
     d = scale * (g - tl.sum(g, 0) / D - s * (tl.sum(g * s, 0) / D))
-    if MORE:
-        d += tl.load(more + at, mask=inside, other=0.0).to(tl.float32)
+    if MORE > 0:
+        width = tl.where(row % MORE == 0, D, 0)
+        d += tl.load(more + row // MORE * D + columns, mask=columns < width, other=0.0).to(tl.float32)
     tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)
     if LIMIT > 0:
         tl.store(dx_rounded + at, rounded(d * unit, dx_rounded, LIMIT), mask=inside)
 
 
-def add_norm(x: Tensor, residual: Tensor | None, norm: Norm, dtype: torch.dtype, *, standard: bool = False) -> Normed:
-    """LN(x + residual) in `dtype`.   standard: also return it without weight and bias, in the dtype of x."""
+def add_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    norm: Norm,
+    dtype: torch.dtype,
+    *,
+    shift: Tensor | None = None,
+    standard: bool = False,
+) -> Normed:
+    """LN(x + residual + shift) in `dtype`.   shift: [D] in float32; `total` is without it.   standard: also return x̂, in the
+    dtype of x."""
     rows, width = x.shape
     total = x if residual is None else torch.empty_like(x)
     normed = torch.empty_like(x, dtype=dtype)
     plain = torch.empty_like(x) if standard else None
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
     _add_norm[(rows,)](
-        x, residual, norm.weight, norm.bias, total, normed, plain, mean, rstd, norm.eps, width,
-        residual is not None, standard, limit(dtype), triton.next_power_of_2(width), num_warps=4,
+        x, residual, shift, norm.weight, norm.bias, total, normed, plain, mean, rstd, norm.eps, width,
+        residual is not None, shift is not None, norm.weight is not None, standard, limit(dtype),
+        triton.next_power_of_2(width), num_warps=4,
     )  # fmt: skip
     return Normed(total, normed, plain, mean, rstd)
 
 
 def norm_backward(
-    saved: tuple[Tensor, Tensor, Tensor],
+    saved: Statistics,
     norm: Norm,
     grad: Tensor,
     *,
@@ -130,15 +162,16 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x + residual, and the same in `dtype` times `unit`, for the product that follows.
 
-    saved: total, mean and rstd of `add_norm`.   grad, standard: of its outputs `normed` and `standard`.   more: gradient of
-    `total` from elsewhere.
+    grad, standard: of the outputs `normed` and `standard` of `add_norm`.   more: gradient of `total` from elsewhere, of all
+    rows or of every k-th one.
     """
-    total, mean, rstd = saved
-    dx = torch.empty_like(total)
-    product = torch.empty_like(total, dtype=dtype) if dtype in FP8 else dx
-    _norm_backward[(len(total),)](
-        total, mean, rstd, norm.weight, grad, standard, more, dx, product, unit, total.shape[1],
-        standard is not None, more is not None, limit(product.dtype), triton.next_power_of_2(total.shape[1]), num_warps=4,
+    x, mean, rstd = saved
+    dx = torch.empty_like(x, dtype=grad.dtype)
+    product = torch.empty_like(x, dtype=dtype) if dtype in FP8 else dx
+    _norm_backward[(len(x),)](
+        x, mean, rstd, norm.weight, grad, standard, more, dx, product, unit, x.shape[1], norm.weight is not None,
+        standard is not None, 0 if more is None else len(x) // len(more), limit(product.dtype),
+        triton.next_power_of_2(x.shape[1]), num_warps=4,
     )  # fmt: skip
     return dx, product
 
@@ -150,15 +183,22 @@ QUICK: Any = tl.constexpr(1.702)
 
 
 @triton.jit
-def _activate(x, out, n, QUICKLY: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+def _activate(
+    x, out, n, D: tl.constexpr, STRIDE: tl.constexpr, QUICKLY: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """D: columns. STRIDE: from row to row of `out`."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     f = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32)
     y = f / (1 + tl.exp2(f * (-QUICK * LOG2E))) if QUICKLY else 0.5 * f * (1 + tl.erf(f * 0.7071067811865476))
-    tl.store(out + at, rounded(y, out, LIMIT), mask=at < n)
+    to = at if STRIDE == D else at // D * STRIDE + at % D
+    tl.store(out + to, rounded(y, out, LIMIT), mask=at < n)
 
 
 @triton.jit
-def _activate_backward(x, grad, out, n, unit, QUICKLY: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+def _activate_backward(
+    x, grad, out, n, unit, D: tl.constexpr, STRIDE: tl.constexpr, QUICKLY: tl.constexpr, LIMIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     f = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32)
     g = tl.load(grad + at, mask=at < n, other=0.0).to(tl.float32)
@@ -168,7 +208,8 @@ def _activate_backward(x, grad, out, n, unit, QUICKLY: tl.constexpr, LIMIT: tl.c
     else:
         density = 0.3989422804014327 * tl.exp2(f * f * (-0.5 * LOG2E))
         slope = 0.5 * (1 + tl.erf(f * 0.7071067811865476)) + f * density
-    tl.store(out + at, rounded(g * slope * unit, out, LIMIT), mask=at < n)
+    to = at if STRIDE == D else at // D * STRIDE + at % D
+    tl.store(out + to, rounded(g * slope * unit, out, LIMIT), mask=at < n)
 
 
 @triton.jit
@@ -178,17 +219,25 @@ def _cast(x, out, n, unit, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + at, rounded(f * unit, out, LIMIT), mask=at < n)
 
 
-def activate(x: Tensor, dtype: torch.dtype, *, quick: bool) -> Tensor:
-    """x · σ(1.702 x) (`quick`) or GELU(x), in `dtype`."""
-    out, n = torch.empty_like(x, dtype=dtype), x.numel()
-    _activate[(triton.cdiv(n, ELEMENTS),)](x, out, n, quick, limit(dtype), ELEMENTS, num_warps=8)
+def activate(x: Tensor, dtype: torch.dtype, *, quick: bool, out: Tensor | None = None) -> Tensor:
+    """x · σ(1.702 x) (`quick`) or GELU(x), in `dtype`.   out: written to where given, columns of a wider matrix."""
+    n, width = x.numel(), x.shape[-1]
+    stride = width if out is None else out.stride(0)
+    out = torch.empty_like(x, dtype=dtype) if out is None else out
+    _activate[(triton.cdiv(n, ELEMENTS),)](x, out, n, width, stride, quick, limit(dtype), ELEMENTS, num_warps=8)
     return out
 
 
-def activate_backward(x: Tensor, grad: Tensor, dtype: torch.dtype, *, quick: bool, unit: float = 1.0) -> Tensor:
-    """The gradient of x, in `dtype` times `unit`."""
-    out, n = torch.empty_like(x, dtype=dtype), x.numel()
-    _activate_backward[(triton.cdiv(n, ELEMENTS),)](x, grad, out, n, unit, quick, limit(dtype), ELEMENTS, num_warps=8)
+def activate_backward(
+    x: Tensor, grad: Tensor, dtype: torch.dtype, *, quick: bool, unit: float = 1.0, out: Tensor | None = None
+) -> Tensor:
+    """The gradient of x, in `dtype` times `unit`.   out: as in `activate`."""
+    n, width = x.numel(), x.shape[-1]
+    stride = width if out is None else out.stride(0)
+    out = torch.empty_like(x, dtype=dtype) if out is None else out
+    _activate_backward[(triton.cdiv(n, ELEMENTS),)](
+        x, grad, out, n, unit, width, stride, quick, limit(dtype), ELEMENTS, num_warps=8
+    )
     return out
 
 
@@ -202,42 +251,170 @@ def cast(x: Tensor, dtype: torch.dtype, unit: float = 1.0) -> Tensor:
     return out
 
 
-# ---- bottlenecks -----------------------------------------------------------------------------------------------------
-
-
 @triton.jit
-def _relu_dropout(x, out, seed, p, n, K: tl.constexpr, W: tl.constexpr, DROP: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, column = at // W, at % W
-    y = tl.maximum(tl.load(x + row * K + column, mask=(at < n) & (column < K), other=0.0).to(tl.float32), 0.0)
-    if DROP:
-        y = tl.where(tl.rand(tl.load(seed), at) >= p, y / (1 - p), 0.0)
-    y = tl.where(column == K, 1.0, y)
-    tl.store(out + at, y.to(out.dtype.element_ty), mask=at < n)
+def _sum_first(x, out, n, D, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, n, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        inside = (rows < n)[:, None] & (columns < D)[None, :]
+        total += tl.sum(tl.load(x + rows[:, None] * D + columns[None, :], mask=inside, other=0.0).to(tl.float32), 0)
+    tl.store(out + columns, total.to(out.dtype.element_ty), mask=columns < D)
 
 
-@triton.jit
-def _relu_dropout_backward(out, grad, dx, p, n, K: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = at // K * W + at % K
-    y = tl.load(out + place, mask=at < n, other=0.0).to(tl.float32)
-    g = tl.load(grad + place, mask=at < n, other=0.0).to(tl.float32)
-    tl.store(dx + at, tl.where(y > 0, g / (1 - p), 0.0).to(dx.dtype.element_ty), mask=at < n)
-
-
-def relu_dropout(x: Tensor, p: float) -> Tensor:
-    """Dropout(ReLU(x)) [R, K + EXTRA]: the first of the extra columns is 1 and the others are 0, so that a bias may be a column
-    of the matrix that follows, and its gradient too.   p: probability of a zero."""
-    (rows, width), wide = x.shape, x.shape[1] + EXTRA
-    out, n = x.new_empty(rows, wide), rows * wide
-    seed = torch.randint(2**31 - 1, (1,), device=x.device, dtype=torch.int32) if p else None
-    _relu_dropout[(triton.cdiv(n, ELEMENTS),)](x, out, seed, p, n, width, wide, p > 0, ELEMENTS, num_warps=8)
+def sum_first(x: Tensor) -> Tensor:
+    """The sum over the first dimension, in float32 and in a fixed order, in the dtype of x."""
+    out = x.new_empty(x.shape[1:])
+    if out.numel():
+        _sum_first[(triton.cdiv(out.numel(), 128),)](x, out, len(x), out.numel(), 32, 128, num_warps=4)
     return out
 
 
-def relu_dropout_backward(out: Tensor, grad: Tensor, p: float) -> Tensor:
-    """The gradient of x [R, K].   out: of `relu_dropout`, which is positive where a gradient passes.   grad: of `out`."""
-    rows, width = len(out), out.shape[1] - EXTRA
-    dx, n = out.new_empty(rows, width), rows * width
-    _relu_dropout_backward[(triton.cdiv(n, ELEMENTS),)](out, grad, dx, p, n, width, out.shape[1], ELEMENTS, num_warps=8)
-    return dx
+# ---- bottlenecks -----------------------------------------------------------------------------------------------------
+
+BOTTLENECK = (64, 64)  # rows of a program, channels at a time
+
+
+@triton.jit
+def _bottleneck(
+    x, down, bias, z, seed, p, R, D, STRIDE: tl.constexpr, K: tl.constexpr, W: tl.constexpr, DROP: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows. W: K and the extra columns. STRIDE: from row to row of z. COLUMNS: at least K."""
+    rows, ks = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    y = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, D, BLOCK):
+        channels = start + tl.arange(0, BLOCK)
+        inside = (rows < R)[:, None] & (channels < D)[None, :]
+        a = tl.load(x + rows[:, None] * D + channels[None, :], mask=inside, other=0.0)
+        inside = (ks < K)[:, None] & (channels < D)[None, :]
+        w = tl.load(down + ks[:, None] * D + channels[None, :], mask=inside, other=0.0)
+        y = tl.dot(a, tl.trans(w), y, input_precision="ieee")
+    y = tl.maximum(y + tl.load(bias + ks, mask=ks < K, other=0.0).to(tl.float32)[None, :], 0.0)
+    if DROP:
+        place = (rows[:, None] * W + ks[None, :]).to(tl.int32)
+        y = tl.where(tl.rand(tl.load(seed), place) >= p, y / (1 - p), 0.0)
+    inside = (rows < R)[:, None] & (ks < K)[None, :]
+    tl.store(z + rows[:, None] * STRIDE + ks[None, :], y.to(z.dtype.element_ty), mask=inside)
+    more = tl.arange(0, W - K)
+    one = tl.where(more == 0, 1.0, 0.0)[None, :] + tl.zeros((ROWS, W - K), tl.float32)
+    inside = (rows < R)[:, None] & (more >= 0)[None, :]
+    tl.store(z + rows[:, None] * STRIDE + K + more[None, :], one.to(z.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _bottleneck_backward(
+    grad, up, z, dx, sums, p, R, D, Z_STRIDE: tl.constexpr, STRIDE: tl.constexpr, K: tl.constexpr, W: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """sums: [programs, K], of dx over the rows of each program."""
+    rows, ks = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    d = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, D, BLOCK):
+        channels = start + tl.arange(0, BLOCK)
+        inside = (rows < R)[:, None] & (channels < D)[None, :]
+        a = tl.load(grad + rows[:, None] * D + channels[None, :], mask=inside, other=0.0)
+        inside = (channels < D)[:, None] & (ks < K)[None, :]
+        w = tl.load(up + channels[:, None] * W + ks[None, :], mask=inside, other=0.0)
+        d = tl.dot(a, w, d, input_precision="ieee")
+    inside = (rows < R)[:, None] & (ks < K)[None, :]
+    y = tl.load(z + rows[:, None] * Z_STRIDE + ks[None, :], mask=inside, other=0.0).to(tl.float32)
+    stored = tl.where(y > 0, d / (1 - p), 0.0).to(dx.dtype.element_ty)
+    tl.store(dx + rows[:, None] * STRIDE + ks[None, :], stored, mask=inside)
+    tl.store(sums + tl.program_id(0) * K + ks, tl.sum(stored.to(tl.float32), 0), mask=ks < K)
+
+
+def bottleneck(x: Tensor, down: Tensor, bias: Tensor, p: float, *, out: Tensor | None = None) -> Tensor:
+    """z = Dropout(ReLU(x downᵀ + bias)) [R, K + EXTRA] of x [R, D]. The first of the extra columns is 1 and the others are 0,
+    so that a bias may be a column of the matrix that follows, and its gradient too.
+
+    p: probability of a zero.   out: as in `activate`.
+    """
+    (rows, width), count = x.shape, len(down)
+    out = x.new_empty(rows, count + EXTRA) if out is None else out
+    seed = torch.randint(2**31 - 1, (1,), device=x.device, dtype=torch.int32) if p else None
+    _bottleneck[(triton.cdiv(rows, BOTTLENECK[0]),)](
+        x, down, bias, out, seed, p, rows, width, out.stride(0), count, count + EXTRA, p > 0, *BOTTLENECK,
+        max(16, triton.next_power_of_2(count)), num_warps=4, num_stages=4,
+    )  # fmt: skip
+    return out
+
+
+def bottleneck_backward(
+    grad: Tensor, up: Tensor, z: Tensor, p: float, *, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x downᵀ + bias [R, K] and of bias.
+
+    grad: [R, D], of z upᵀ.   up: [D, K + EXTRA].   z: of `bottleneck`; it is positive where a gradient passes.   out: as in
+    `activate`.
+    """
+    (rows, width), count = grad.shape, z.shape[1] - EXTRA
+    out, programs = grad.new_empty(rows, count) if out is None else out, triton.cdiv(rows, BOTTLENECK[0])
+    sums = grad.new_empty(programs, count, dtype=torch.float32)
+    _bottleneck_backward[(programs,)](
+        grad, up, z, out, sums, p, rows, width, z.stride(0), out.stride(0), count, count + EXTRA, *BOTTLENECK,
+        max(16, triton.next_power_of_2(count)), num_warps=4, num_stages=4,
+    )  # fmt: skip
+    return out, sum_first(sums).to(grad.dtype)
+
+
+# ---- embedding -------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _cut_patches(
+    images, out, n, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    RUNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Runs of PW numbers, which lie together in both. n: of all of them. BLOCK: PW, or the next power of two."""
+    run, x = (tl.program_id(0).to(tl.int64) * RUNS + tl.arange(0, RUNS))[:, None], tl.arange(0, BLOCK)[None, :]
+    across: tl.constexpr = W // PW
+    down: tl.constexpr = H // PH
+    row, channel, patch = run % PH, run // PH % C, run // (PH * C)
+    image, y, left = patch // (across * down), patch // across % down, patch % across
+    source = ((image * C + channel) * H + y * PH + row) * W + left * PW
+    inside = (run < n) & (x < PW)
+    tl.store(out + run * PW + x, tl.load(images + source + x, mask=inside), mask=inside)
+
+
+@triton.jit
+def _embed(patches, start, weight, bias, out, eps, T, D, FIRST: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr):
+    """One token. start: [T, D], what is added to each token; the first FIRST tokens have no patch."""
+    token, image, columns = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, BLOCK)
+    inside = columns < D
+    s = tl.load(start + token * D + columns, mask=inside, other=0.0).to(tl.float32)
+    width = tl.where(token >= FIRST, D, 0)
+    patch = image * (T - FIRST) + token - FIRST
+    s += tl.load(patches + patch * D + columns, mask=columns < width, other=0.0).to(tl.float32)
+    s = s.to(out.dtype.element_ty).to(tl.float32)  # as PyTorch, which stores the sum
+    if NORM:
+        s = tl.where(inside, s - tl.sum(s, 0) / D, 0.0)
+        s = s / tl.sqrt(tl.sum(s * s, 0) / D + eps)
+        s = s * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+        s += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + (image * T + token) * D + columns, s.to(out.dtype.element_ty), mask=inside)
+
+
+def cut_patches(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Patches of `size` as rows [n · patches, channels · height · width] of images [n, channels, H, W]."""
+    images = images.contiguous()
+    n, channels, height, width = images.shape
+    columns, block = channels * size[0] * size[1], triton.next_power_of_2(size[1])
+    out = images.new_empty(images.numel() // columns, columns)
+    runs, at_once = out.numel() // size[1], ELEMENTS // block
+    _cut_patches[(triton.cdiv(runs, at_once),)](
+        images, out, runs, channels, height, width, *size, at_once, block, num_warps=8
+    )
+    return out
+
+
+def embed_tokens(patches: Tensor, start: Tensor, norm: Norm | None) -> Tensor:
+    """Tokens [n, T, D]: `start` [T, D], plus patches [n, P, D] on its last P rows, normalised where there is a norm."""
+    (n, count, width), tokens, patches = patches.shape, len(start), patches.contiguous()
+    out = patches.new_empty(n, tokens, width)
+    weight, bias, eps = (None, None, 0.0) if norm is None else norm
+    _embed[(tokens, n)](
+        patches, start, weight, bias, out, eps, tokens, width, tokens - count, norm is not None,
+        triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
+    return out

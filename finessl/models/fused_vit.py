@@ -1,31 +1,40 @@
 """The forward pass of a tuned transformer whose blocks are frozen, with hand-written kernels instead of a compiler.
 
 torch.compile makes a training step fast, and needs most of a minute before the first one. The usual strategies leave every
-weight of a block frozen (prompts, AdaptFormer, a linear head), so that a block is always the same few operations:
+weight of a block frozen (prompts, AdaptFormer, a linear head), so that a block is always the same few operations on the
+residual stream x, of which all tokens of all images are rows:
 
-    s  = x + r                      the sum that the block before has left open
-    q  = LN1(s) Wqᵀ + b             queries, keys and values
-    o  = attention(q, prompts)      by prefix_attention.py                      NormAttention;  returns s, o
-    s' = s + o Wpᵀ + b
-    y  = act(LN2(s') W1ᵀ + b) W2ᵀ + b + branch(s')                              ProjectMlp;  returns s', y
+    x ← x + Wp attention(Wq LN1(x) + b, prompts) + b
+    x ← x + W2 act(W1 LN2(x) + b) + b + branch(x)
 
-These are autograd functions: products by cuBLAS, everything between them by fused_ops.py, in the format that the next product
-takes (bf16 or fp8). Their backward passes are the same lines in reverse order, without gradients of frozen weights.
-AdaptFormer's branch is part of `ProjectMlp`, because it shares the norm's statistics (and its epsilon, which is far below
-them). Where PyTorch's attention is the faster one, it comes between `NormLinear`, the first two lines, and `ProjectMlp`.
+All blocks are one autograd function, `Blocks`: products by cuBLAS, everything between them by fused_ops.py, in the format that
+the next product takes (bf16 or fp8), attention by prefix_attention.py. The backward pass is the same lines in reverse order,
+without gradients of frozen weights, and ends at the first block with something that trains. Written out, it allows what
+autograd would not:
 
-With class-token pooling the last block computes queries, projection and MLP for one token per image: `NormClassAttention`, by
-class_attention.py, takes the place of `NormAttention`. Strategies that change the weights of a block, or insert something
-else, have no such form and are compiled.
+- In bf16, Wp and W2 add their product to x in place (cuBLAS: C ← A B + C), and no other kernel has to. x is overwritten
+  then; the backward pass needs only x̂ = (x − mean) / deviation of each norm. That is what Wq and W1 multiply: they contain
+  the norms' weights and biases. The biases of Wp and W2 are not added to x: their sum over the blocks so far, `shift`, is
+  known beforehand and added within the norms.
+- In bf16, AdaptFormer's branch needs no product of its own to be added to x: [act, z] [W2, Up]ᵀ is one, with z the branch's
+  hidden numbers; and so is its part of the gradient of x̂, [d hidden, dz] [W1; Down].
+- In fp8 a product cannot add to x. The sum is part of the next norm, whose input is kept. The backward pass of a norm writes
+  its result twice, as it is and in fp8 for the next product.
+
+AdaptFormer's branch takes the statistics of the block's own norm (and its epsilon, which is far below them). Where PyTorch's
+attention is the faster one, autograd differentiates it by itself. With class-token pooling the last block computes queries,
+projection and MLP for one token per image (class_attention.py). Strategies that change the weights of a block, or insert
+something else, have no such form and are compiled.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from timm.layers import LayerNorm, LayerScale, Mlp
+from timm.layers import LayerNorm, LayerScale, Mlp, PatchEmbed
 from timm.layers.activations import QuickGELU
 from torch import Tensor, nn
 
@@ -34,13 +43,17 @@ from finessl.models.encoder import Encoder
 from finessl.models.fused_ops import (
     EXTRA,
     Norm,
+    Normed,
+    Statistics,
     activate,
     activate_backward,
     add_norm,
+    bottleneck,
+    bottleneck_backward,
     cast,
+    cut_patches,
+    embed_tokens,
     norm_backward,
-    relu_dropout,
-    relu_dropout_backward,
 )
 from finessl.models.prefix_attention import launch_backward, launch_forward
 from finessl.models.tuning.adaptformer import Branch
@@ -48,16 +61,21 @@ from finessl.models.vit import ViTEncoder, attend_joined, embed_patches, layer_n
 from finessl.runtime.fp8 import FP8, FP8_GRADIENT, GRADIENT_SCALE, Fp8Linear
 
 ACTIVATIONS = (nn.GELU, QuickGELU)
-Branched = tuple[Tensor, Tensor, Tensor]  # weight and bias of Down, weight and bias of Up
 
 
 class FrozenLinear:
-    """x Wᵀ + b and the gradient of x, for rows x.   factor: of each output channel (layer scale)."""
+    """x Wᵀ + b and the gradient of x, for rows x.   factor: of each output channel (layer scale).   norm: its weight and bias
+    become part of W and b."""
 
-    def __init__(self, linear: nn.Linear, factor: Tensor | None = None) -> None:
+    def __init__(self, linear: nn.Linear, *, factor: Tensor | None = None, norm: nn.LayerNorm | None = None) -> None:
         if factor is not None:
             linear = scaled(linear, factor)
         self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        if norm is not None:
+            whole = self.weight.float()
+            added = (whole * norm.bias.detach().float()).sum(1)  # autocast would make a product of it in bf16
+            self.bias = (added if self.bias is None else added + self.bias.float()).to(self.weight.dtype)
+            self.weight = (whole * norm.weight.detach().float()).to(self.weight.dtype)
         self.fp8 = linear if isinstance(linear, Fp8Linear) else None
         self.dtype = self.gradient_dtype = self.weight.dtype  # of what is multiplied
         self.unit = 1.0  # factor of the gradient before it is rounded
@@ -75,6 +93,10 @@ class FrozenLinear:
         if self.fp8 is not None:
             return multiply_fp8(grad, self.fp8.weight_t, self.inverse, self.fp8.scale)
         return grad @ self.weight
+
+    def round_gradient(self, grad: Tensor) -> Tensor:
+        """As `backward` takes it."""
+        return cast(grad, self.gradient_dtype, self.unit)
 
 
 def multiply_fp8(x: Tensor, weight: Tensor, unit: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -94,198 +116,339 @@ def scaled(linear: nn.Linear, factor: Tensor) -> nn.Linear:
     return Fp8Linear(copy) if isinstance(linear, Fp8Linear) else copy
 
 
-class FrozenBlock:
-    """The weights of a timm block, ready for the functions below."""
-
-    def __init__(self, block: Any) -> None:
-        first, second = (scale.gamma if isinstance(scale, LayerScale) else None for scale in (block.ls1, block.ls2))
-        self.attn = block.attn
-        self.norm1, self.norm2 = frozen_norm(block.norm1), frozen_norm(block.norm2)
-        self.qkv, self.proj = FrozenLinear(block.attn.qkv), FrozenLinear(block.attn.proj, first)
-        self.fc1, self.fc2 = FrozenLinear(block.mlp.fc1), FrozenLinear(block.mlp.fc2, second)
-        self.quick = isinstance(block.mlp.act, QuickGELU)
-
-    def split_qkv(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Weight and bias of the queries, and of keys and values; not in fp8."""
-        weight, width = self.qkv.weight, len(self.qkv.weight) // 3
-        bias = weight.new_zeros(()).expand(3 * width) if self.qkv.bias is None else self.qkv.bias
-        return (weight[:width], bias[:width]), (weight[width:], bias[width:])
-
-
-def frozen_norm(norm: nn.LayerNorm) -> Norm:
-    return Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
-
-
 def is_plain_norm(norm: nn.Module) -> bool:
     plain = type(norm).forward in (nn.LayerNorm.forward, LayerNorm.forward)
     return plain and norm.weight is not None and norm.bias is not None
 
 
-class NormLinear(torch.autograd.Function):
-    """(x + residual, Linear(LN(x + residual))) of rows x."""
+class Trained(NamedTuple):
+    """What trains in a block, or None. Its gradients, too."""
+
+    prefix: Tensor | None  # [length, 2, heads, channels], keys and values of the prompts
+    down: Tensor | None  # [K, D], of the branch
+    down_bias: Tensor | None
+    up: Tensor | None  # [D, K + EXTRA]; its bias is a column (fused_ops.bottleneck)
+
+
+class Pass(NamedTuple):
+    """One forward pass."""
+
+    tokens: int  # per image
+    two_sources: bool  # attention by prefix_attention.py
+    dropouts: list[float]  # of the branches
+
+
+class Wide(NamedTuple):
+    """W2 with room for Up, and W1 with room for Down."""
+
+    second: Tensor  # [D, hidden + K + EXTRA]
+    first: Tensor  # [hidden + K, D]
+
+
+@dataclass
+class Saved:
+    """What the backward pass of a block needs."""
+
+    norm1: Statistics
+    attention: tuple[Tensor, ...]
+    norm2: Statistics
+    hidden: Tensor
+    standard: Tensor | None = None  # x̂ of norm2, and
+    z: Tensor | None = None  # the branch's hidden numbers, with a branch
+
+
+class FrozenBlock:
+    """A timm block without its weights' gradients.   shift: sum of the biases that were not added to x before it."""
+
+    def __init__(self, block: Any, shift: Tensor, *, class_only: bool, in_place: bool) -> None:
+        first, second = (scale.gamma if isinstance(scale, LayerScale) else None for scale in (block.ls1, block.ls2))
+        attn, mlp = block.attn, block.mlp
+        self.attn, self.class_only, self.quick = attn, class_only, isinstance(mlp.act, QuickGELU)
+        self.heads = (attn.num_heads, attn.head_dim)
+        self.in_place = in_place
+        self.proj, self.fc2 = FrozenLinear(attn.proj, factor=first), FrozenLinear(mlp.fc2, factor=second)
+        self.fc1 = FrozenLinear(mlp.fc1, norm=block.norm2 if self.in_place else None)
+        self.norm1, self.norm2 = (self.norm(norm, whole=self.in_place) for norm in (block.norm1, block.norm2))
+        if class_only:
+            self.norm1 = self.norm(block.norm1, whole=True)
+            queries, keys = split_qkv(attn.qkv)
+            self.query, self.keys = (FrozenLinear(linear, norm=block.norm1) for linear in (queries, keys))
+        else:
+            self.qkv = FrozenLinear(attn.qkv, norm=block.norm1 if self.in_place else None)
+        self.shift1, self.shift2, self.shift = None, None, shift
+        if self.in_place:
+            self.shift1 = shift
+            self.shift2 = shift if self.proj.bias is None else shift + self.proj.bias.float()
+            self.shift = self.shift2 if self.fc2.bias is None else self.shift2 + self.fc2.bias.float()
+        self.wide: Wide | None = None
 
     @staticmethod
+    def norm(norm: nn.LayerNorm, *, whole: bool) -> Norm:
+        """whole: weight and bias are part of the product that follows."""
+        return Norm(None, None, norm.eps) if whole else Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
+
+    def add(self, linear: FrozenLinear, x: Tensor, y: Tensor) -> Tensor | None:
+        """Add `linear` of rows y to x. Returns what is yet to be added, where it is not done in place."""
+        if not self.in_place:
+            return linear(y)
+        x.addmm_(y, linear.weight.t())
+        return None
+
+    # ---- forward ----------------------------------------------------------------------------------------------------
+
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, norm: Norm, linear: FrozenLinear
-    ) -> tuple[Tensor, Tensor]:
-        found = add_norm(x, residual, norm, linear.dtype)
-        ctx.norm, ctx.linear = norm, linear
-        ctx.save_for_backward(found.total, found.mean, found.rstd)
-        return found.total, linear(found.normed)
+        self, x: Tensor, rest: Tensor | None, trained: Trained, p: float, run: Pass, *, keep: bool
+    ) -> tuple[Tensor, Tensor | None, Saved]:
+        """The stream after the block, and what is yet to be added to it. x is overwritten.   keep: prepare a backward pass."""
+        dtype = x.dtype if self.class_only else self.qkv.dtype
+        found = add_norm(x, rest, self.norm1, dtype, shift=self.shift1)
+        x = found.total
+        empty = x.new_empty(0, 2, *self.heads)
+        prefix = empty if trained.prefix is None else trained.prefix.contiguous()
+        if self.class_only:
+            query, keys = self.query(found.normed[:: run.tokens]), self.keys(found.normed)
+            attention: tuple[Tensor, ...] = query, keys.view(-1, run.tokens, 2, *self.heads), prefix
+            out, lse = class_attention(*attention)
+            attention, x = (*attention, out, lse), x[:: run.tokens].contiguous()
+            out = cast(out, self.proj.dtype)
+        else:
+            qkv = self.qkv(found.normed).view(-1, run.tokens, 3, *self.heads)
+            if run.two_sources:
+                out, lse, product = launch_forward(qkv, prefix, self.proj.dtype)
+                attention, out = (qkv, prefix, out, lse), product
+            else:
+                with torch.set_grad_enabled(keep):
+                    qkv, prefix = (t.detach().requires_grad_(keep) for t in (qkv, prefix))
+                    more = prefix if len(prefix) else None
+                    attention = qkv, prefix, attend_joined(self.attn, qkv[:, :, 0], qkv[:, :, 1:], more)
+                out = cast(attention[2].detach(), self.proj.dtype)
+            out = out.flatten(0, 1)
+        saved1 = found.saved(self.norm1)
+        rest = self.add(self.proj, x, out)
+        found = add_norm(
+            x,
+            rest,
+            self.norm2,
+            self.fc1.dtype,
+            shift=self.shift2,
+            standard=not self.in_place and trained.up is not None,
+        )
+        hidden = self.fc1(found.normed)
+        rest, z = self.mlp(found, hidden, trained, p)
+        z = z.contiguous() if keep and z is not None else z  # not the wide matrix that it is a part of
+        standard = found.normed if self.in_place else found.standard
+        saved = Saved(saved1, attention, found.saved(self.norm2), hidden, standard, z)
+        return found.total, rest, saved
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        first, second = ctx.needs_input_grad[:2]
-        if not (first or second):
-            return None, None, None, None
-        more, grad = grads
-        linear = ctx.linear
-        grad = linear.backward(cast(grad, linear.gradient_dtype, linear.unit))
-        dx, _ = norm_backward(ctx.saved_tensors, ctx.norm, grad, more=more.contiguous())
-        return dx if first else None, dx if second else None, None, None
+    def mlp(self, found: Normed, hidden: Tensor, trained: Trained, p: float) -> tuple[Tensor | None, Tensor | None]:
+        """What is yet to be added to the stream, and z."""
+        _, down, down_bias, up = trained
+        if down is None or down_bias is None or up is None:
+            return self.add(self.fc2, found.total, activate(hidden, self.fc2.dtype, quick=self.quick)), None
+        if not self.in_place:
+            rest = self.fc2(activate(hidden, self.fc2.dtype, quick=self.quick))
+            assert found.standard is not None
+            z = bottleneck(found.standard, down, down_bias, p)
+            return rest.addmm_(z, up.t()), z
+        wide, columns = self.widen(down, up), hidden.shape[1]
+        both = hidden.new_empty(len(hidden), wide.second.shape[1])
+        activate(hidden, self.fc2.dtype, quick=self.quick, out=both[:, :columns])
+        z = bottleneck(found.normed, down, down_bias, p, out=both[:, columns:])
+        found.total.addmm_(both, wide.second.t())
+        return None, z
+
+    def widen(self, down: Tensor, up: Tensor) -> Wide:
+        """[W2, Up] and [W1; Down], with the branch's weights as they are now."""
+        columns = len(self.fc1.weight)
+        if self.wide is None:
+            second = up.new_empty(len(up), columns + up.shape[1])
+            first = down.new_empty(columns + len(down), down.shape[1])
+            second[:, :columns], first[:columns] = self.fc2.weight, self.fc1.weight
+            self.wide = Wide(second, first)
+        self.wide.second[:, columns:] = up
+        self.wide.first[columns:] = down
+        return self.wide
+
+    # ---- backward ---------------------------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        saved: Saved,
+        grad: Tensor,
+        product: Tensor,
+        trained: Trained,
+        p: float,
+        run: Pass,
+        below: FrozenBlock | None,
+    ) -> tuple[Tensor, Tensor, Trained]:
+        """From the gradient of the stream after the block to that before it, and the gradients of what trains.
+
+        product: `grad` as the next product takes it.   below: the block before, or None where nothing before this block trains.
+        Then the first two results do not matter.
+        """
+        down, up = trained.down, trained.up
+        d_prefix = d_down = d_bias = d_up = standard = None
+        through = below is not None or trained.prefix is not None
+        columns = saved.hidden.shape[1]
+        both = None  # gradient of [hidden, z] before its activations
+        if saved.z is not None and down is not None and up is not None and saved.standard is not None:
+            dz = None
+            if self.in_place and through:
+                both = saved.hidden.new_empty(len(grad), columns + len(down))
+                dz = both[:, columns:]
+            dz, d_bias = bottleneck_backward(grad, up, saved.z, p, out=dz)
+            d_up, d_down = grad.t() @ saved.z, dz.t() @ saved.standard
+            standard = dz @ down if through and both is None else None
+        if through:
+            d_hidden = activate_backward(
+                saved.hidden, self.fc2.backward(product), self.fc1.gradient_dtype, quick=self.quick, unit=self.fc1.unit,
+                out=None if both is None else both[:, :columns],
+            )  # fmt: skip
+            if both is None:
+                d_norm = self.fc1.backward(d_hidden)
+            else:
+                assert self.wide is not None
+                d_norm = both @ self.wide.first
+            grad, product = norm_backward(
+                saved.norm2, self.norm2, d_norm, standard=standard, more=grad, dtype=self.proj.gradient_dtype,
+                unit=self.proj.unit,
+            )  # fmt: skip
+            attended = self.proj.backward(product)
+            if self.class_only:
+                grad, product, d_prefix = self.class_attention_backward(saved, grad, attended, run, below)
+            else:
+                grad, product, d_prefix = self.attention_backward(saved, grad, attended, run, below)
+        return grad, product, Trained(d_prefix if trained.prefix is not None else None, d_down, d_bias, d_up)
+
+    def attention_backward(
+        self, saved: Saved, grad: Tensor, attended: Tensor, run: Pass, below: FrozenBlock | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if run.two_sources:
+            qkv, prefix, out, lse = saved.attention
+            d_qkv, d_prefix = launch_backward(
+                qkv, prefix, out, lse, attended, self.qkv.gradient_dtype, self.qkv.unit, own=below is not None
+            )
+        else:
+            qkv, prefix, out = saved.attention
+            inputs = (prefix,) if below is None else (prefix, qkv)
+            d_prefix, *own = torch.autograd.grad(out, inputs, attended.view_as(out), allow_unused=True)
+            d_qkv = self.qkv.round_gradient(own[0]) if own else qkv
+        if below is None:
+            return grad, grad, d_prefix
+        d_norm = self.qkv.backward(d_qkv.view(len(grad), -1))
+        return *self.to_stream(saved, d_norm, grad, below), d_prefix
+
+    def class_attention_backward(
+        self, saved: Saved, grad: Tensor, attended: Tensor, run: Pass, below: FrozenBlock | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        query, keys, prefix, out, lse = saved.attention
+        d_query, d_keys, d_prefix = class_attention_backward(query, keys, prefix, out, lse, attended)
+        if below is None:
+            return grad, grad, d_prefix
+        d_norm = self.keys.backward(d_keys.view(len(saved.norm1.x), -1))
+        d_norm[:: run.tokens] += self.query.backward(d_query)
+        return *self.to_stream(saved, d_norm, grad, below), d_prefix
+
+    def to_stream(self, saved: Saved, d_norm: Tensor, more: Tensor, below: FrozenBlock) -> tuple[Tensor, Tensor]:
+        return norm_backward(
+            saved.norm1, self.norm1, d_norm, more=more, dtype=below.fc2.gradient_dtype, unit=below.fc2.unit
+        )
 
 
-class NormAttention(torch.autograd.Function):
-    """(s, attention of Linear(LN(s))) with s = x + residual, of rows x of images of `tokens` tokens. The attention's backward
-    pass writes the gradient as the next product takes it.
+def split_qkv(qkv: nn.Linear) -> tuple[nn.Linear, nn.Linear]:
+    """Linear layers of the queries, and of keys and values; not in fp8."""
+    width, parts = len(qkv.weight) // 3, []
+    for rows in (slice(0, width), slice(width, None)):
+        part = nn.Linear(qkv.in_features, len(qkv.weight[rows]), qkv.bias is not None, device="meta")
+        part.weight = nn.Parameter(qkv.weight.detach()[rows], requires_grad=False)
+        if qkv.bias is not None:
+            part.bias = nn.Parameter(qkv.bias.detach()[rows], requires_grad=False)
+        parts.append(part)
+    return parts[0], parts[1]
 
-    prefix: [length, 2, heads, channels], keys and values of the prompts; length 0 without.
+
+class Blocks(torch.autograd.Function):
+    """Rows of tokens → rows of the stream after the last block, of class tokens alone where that has them alone.
+
+    x: overwritten.   tensors: those of a `Trained` for each block, one after another.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, prefix: Tensor, block: FrozenBlock, tokens: int
-    ) -> tuple[Tensor, Tensor]:
-        found = add_norm(x, residual, block.norm1, block.qkv.dtype)
-        qkv = block.qkv(found.normed).view(-1, tokens, 3, *prefix.shape[2:])
-        prefix = prefix.contiguous()
-        out, lse = launch_forward(qkv, prefix)
-        ctx.block = block
-        ctx.save_for_backward(found.total, found.mean, found.rstd, qkv, prefix, out, lse)
-        return found.total, out.flatten(0, 1)
+    def forward(ctx: Any, blocks: list[FrozenBlock], run: Pass, x: Tensor, *tensors: Tensor | None) -> Tensor:
+        wanted = [any(ctx.needs_input_grad[3 + 4 * i : 7 + 4 * i]) for i in range(len(blocks))]
+        first = 0 if ctx.needs_input_grad[2] else wanted.index(True) if any(wanted) else len(blocks)
+        trained = [Trained(*tensors[4 * i : 4 * i + 4]) for i in range(len(blocks))]
+        ctx.kept, rest = [], None
+        for i, block in enumerate(blocks):
+            x, rest, saved = block.forward(x, rest, trained[i], run.dropouts[i], run, keep=i >= first)
+            if i >= first:
+                ctx.kept.append(saved)
+        ctx.blocks, ctx.run, ctx.trained, ctx.first = blocks, run, trained, first
+        return (x + blocks[-1].shift).to(x.dtype) if rest is None else x + rest
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        total, mean, rstd, qkv, prefix, out, lse = ctx.saved_tensors
-        (first, second, third), linear = ctx.needs_input_grad[:3], ctx.block.qkv
-        more, grad = grads
-        own = first or second  # not in the first block, whose input is frozen
-        grad, d_prefix = launch_backward(qkv, prefix, out, lse, grad, linear.gradient_dtype, linear.unit, own=own)
-        if not own:
-            return None, None, d_prefix if third else None, None, None
-        grad = linear.backward(grad.view(len(total), -1))
-        dx, _ = norm_backward((total, mean, rstd), ctx.block.norm1, grad, more=more.contiguous())
-        return dx if first else None, dx if second else None, d_prefix if third else None, None, None
-
-
-class ProjectMlp(torch.autograd.Function):
-    """(s, MLP(LN(s)) + branch(s)) with s = x + Projection(attended), of rows x.
-
-    down, down_bias, up: of the branch, or None. Up's bias is a column of `up` (fused_ops.relu_dropout).   p: its dropout.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, attended: Tensor, down: Tensor | None, down_bias: Tensor | None, up: Tensor | None,
-        block: FrozenBlock, p: float,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        projected = block.proj(cast(attended, block.proj.dtype))
-        found = add_norm(x, projected, block.norm2, block.fc1.dtype, standard=down is not None)
-        hidden = block.fc1(found.normed)
-        y, z = block.fc2(activate(hidden, block.fc2.dtype, quick=block.quick)), None
-        if down is not None and down_bias is not None and up is not None and found.standard is not None:
-            z = relu_dropout(torch.addmm(down_bias, found.standard, down.t()), p)
-            y.addmm_(z, up.t())
-        ctx.block, ctx.p = block, p
-        ctx.save_for_backward(found.total, found.mean, found.rstd, hidden, found.standard, z, down, up)
-        return found.total, y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        total, mean, rstd, hidden, standard, z, down, up = ctx.saved_tensors
-        block: FrozenBlock = ctx.block
-        more, dy = (grad.contiguous() for grad in grads)
-        d_down = d_bias = d_up = d_standard = None
-        through = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        if z is not None:
-            dz = relu_dropout_backward(z, dy @ up, ctx.p)
-            d_up, d_down, d_bias = dy.t() @ z, dz.t() @ standard, dz.sum(0)
-            d_standard = dz @ down if through else None
-        if not through:
-            return None, None, d_down, d_bias, d_up, None, None
-        grad = block.fc2.backward(cast(dy, block.fc2.gradient_dtype, block.fc2.unit))
-        grad = activate_backward(hidden, grad, block.fc1.gradient_dtype, quick=block.quick, unit=block.fc1.unit)
-        grad = block.fc1.backward(grad)
-        dx, rounded = norm_backward(
-            (total, mean, rstd), block.norm2, grad, standard=d_standard, more=more, dtype=block.proj.gradient_dtype,
-            unit=block.proj.unit,
-        )  # fmt: skip
-        return dx, block.proj.backward(rounded), d_down, d_bias, d_up, None, None
-
-
-class NormClassAttention(torch.autograd.Function):
-    """The class token's rows of s = x + residual and of its attention over the keys and values of LN(s).
-
-    x, residual: rows of images of `tokens` tokens.   prefix: as in `NormAttention`.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, prefix: Tensor, block: FrozenBlock, tokens: int
-    ) -> tuple[Tensor, Tensor]:
-        found = add_norm(x, residual, block.norm1, x.dtype)
-        (query_weight, query_bias), (key_weight, key_bias) = block.split_qkv()
-        query = torch.addmm(query_bias, found.normed[::tokens], query_weight.t())
-        keys = torch.addmm(key_bias, found.normed, key_weight.t()).view(-1, tokens, *prefix.shape[1:])
-        prefix = prefix.contiguous()
-        out, lse = class_attention(query, keys, prefix)
-        ctx.block, ctx.tokens = block, tokens
-        ctx.save_for_backward(found.total, found.mean, found.rstd, query, keys, prefix, out, lse)
-        return found.total[::tokens].contiguous(), out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        total, mean, rstd, query, keys, prefix, out, lse = ctx.saved_tensors
-        first, second, third = ctx.needs_input_grad[:3]
-        if not (first or second or third):
-            return None, None, None, None, None
-        more, grad = grads
-        d_query, d_keys, d_prefix = class_attention_backward(query, keys, prefix, out, lse, grad)
-        dx = None
-        if first or second:
-            (query_weight, _), (key_weight, _) = ctx.block.split_qkv()
-            grad = d_keys.view(len(total), -1) @ key_weight
-            grad[:: ctx.tokens] += d_query @ query_weight
-            dx, _ = norm_backward((total, mean, rstd), ctx.block.norm1, grad)
-            dx[:: ctx.tokens] += more
-        return dx if first else None, dx if second else None, d_prefix if third else None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        blocks, run, kept, first = ctx.blocks, ctx.run, ctx.kept, ctx.first
+        if len(kept) < len(blocks) - first:
+            raise RuntimeError("this backward pass has freed what it needs; it cannot run twice.")
+        grad = grads[0].contiguous()
+        product, found = blocks[-1].fc2.round_gradient(grad), []
+        for i in reversed(range(first, len(blocks))):
+            # The input of the first one may have a gradient, too. Its format does not matter.
+            below = blocks[i - 1] if i > first else blocks[i] if ctx.needs_input_grad[2] else None
+            grad, product, gradients = blocks[i].backward(
+                kept.pop(), grad, product, ctx.trained[i], run.dropouts[i], run, below
+            )
+            found.append(gradients)
+        unused = [None] * (4 * first)
+        return None, None, grad if ctx.needs_input_grad[2] else None, *unused, *(t for g in reversed(found) for t in g)
 
 
 class FusedViT:
     """The forward pass of `encoder`. It takes the frozen weights at its first call: they must have their final format."""
 
-    def __init__(self, encoder: ViTEncoder) -> None:
-        self.encoder = encoder
+    def __init__(self, encoder: ViTEncoder, *, in_place: bool = True) -> None:
+        """in_place: add to the stream in place, where nothing is in fp8; False for tests of the other way."""
+        self.encoder, self.in_place = encoder, in_place
         self.class_only = encoder.model.global_pool == "token"
         self.prompt_weights: tuple[Tensor, ...] | None = None
-        self.start: Tensor | None = None  # class token and position embeddings
+        self.table: Tensor | None = None  # class token and position embeddings
 
     @functools.cached_property
     def blocks(self) -> list[FrozenBlock]:
-        return [FrozenBlock(block) for block in self.encoder.model.blocks]
+        model, made = self.encoder.model, []
+        shift = torch.zeros(model.embed_dim, device=next(model.parameters()).device)
+        in_place = self.in_place and not any(isinstance(module, Fp8Linear) for module in model.blocks.modules())
+        for block in model.blocks:
+            class_only = self.class_only and block is model.blocks[-1]
+            made.append(FrozenBlock(block, shift, class_only=class_only, in_place=in_place))
+            shift = made[-1].shift
+        return made
 
     @torch.no_grad()
     def embed(self, images: Tensor) -> Tensor:
-        """As vit.embed. Class token and position embeddings are one table, which is added in the compute dtype."""
+        """As vit.embed: [n, tokens, dim]. Class token and position embeddings are one table, which is added in the compute
+        dtype."""
         model = self.encoder.model
-        patches = embed_patches(model.patch_embed, images)
-        if self.start is None:
-            self.start = model._pos_embed(torch.zeros_like(patches[:1], dtype=torch.float32)).to(patches.dtype)
-        prefix = self.start.shape[1] - patches.shape[1]
-        x = patches.new_empty(len(patches), *self.start.shape[1:])
-        x[:, :prefix] = self.start[:, :prefix]
-        torch.add(patches, self.start[:, prefix:], out=x[:, prefix:])
-        return layer_norm(model.norm_pre, x)
+        embed, norm = model.patch_embed, model.norm_pre
+        if type(embed) is PatchEmbed and embed.flatten and embed.img_size == tuple(images.shape[-2:]):
+            rows = cut_patches(images, embed.patch_size)
+            patches = embed.norm(torch.nn.functional.linear(rows, embed.proj.weight.flatten(1), embed.proj.bias))
+            patches = patches.view(len(images), -1, patches.shape[-1])
+        else:
+            patches = embed_patches(embed, images)
+        if isinstance(norm, nn.Identity):
+            return embed_tokens(patches, self.start(patches), None)
+        if is_plain_norm(norm):
+            return embed_tokens(patches, self.start(patches), Norm(norm.weight, norm.bias, norm.eps))
+        return layer_norm(norm, embed_tokens(patches, self.start(patches), None))
+
+    def start(self, patches: Tensor) -> Tensor:
+        """Class token and position embeddings [tokens, dim]."""
+        if self.table is None:
+            zeros = torch.zeros_like(patches[:1], dtype=torch.float32)
+            self.table = self.encoder.model._pos_embed(zeros)[0].to(patches.dtype)
+        return self.table
 
     def __call__(self, images: Tensor) -> Tensor:
         with torch.cuda.device_of(images):  # Triton launches on the current device
@@ -296,22 +459,11 @@ class FusedViT:
         x = self.embed(images)
         if encoder.tokens is not None:
             x = torch.cat([x, encoder.tokens.to(x.dtype).expand(len(x), -1, -1)], dim=1)
-        shape, two_sources = x.shape, encoder.attends_two_sources(x)
-        prefixes, branches = self.prefixes(x.dtype), self.branches(x.dtype)
-        x, residual = x.flatten(0, 1), None
-        for block, prefix, (branch, p) in zip(self.blocks, prefixes, branches, strict=True):
-            shared = x.new_empty(0, 2, block.attn.num_heads, block.attn.head_dim) if prefix is None else prefix
-            if self.class_only and block is self.blocks[-1]:
-                x, attended = NormClassAttention.apply(x, residual, shared, block, shape[1])
-            elif two_sources:
-                x, attended = NormAttention.apply(x, residual, shared, block, shape[1])
-            else:
-                x, qkv = NormLinear.apply(x, residual, block.norm1, block.qkv)
-                qkv = qkv.view(*shape[:2], 3, block.attn.num_heads, block.attn.head_dim)
-                attended = attend_joined(block.attn, qkv[:, :, 0], qkv[:, :, 1:], prefix).flatten(0, 1)
-            x, residual = ProjectMlp.apply(x, attended, *(branch or (None, None, None)), block, p)
-        assert residual is not None
-        x = (x + residual).view(shape[0], -1, shape[2])
+        shape, prefixes = x.shape, self.prefixes(x.dtype)
+        branches, dropouts = self.branches(x.dtype)
+        run = Pass(shape[1], encoder.attends_two_sources(x), dropouts)
+        tensors = [t for prefix, branch in zip(prefixes, branches, strict=True) for t in (prefix, *branch)]
+        x = Blocks.apply(self.blocks, run, x.flatten(0, 1), *tensors).view(shape[0], -1, shape[2])
         if encoder.tokens is not None and not self.class_only:
             x = x[:, : -len(encoder.tokens)]
         return model.forward_head(layer_norm(model.norm, x), pre_logits=True)
@@ -322,30 +474,34 @@ class FusedViT:
         prompts = self.encoder.prompts
         if prompts is None:
             return found
-        used, eps = self.blocks[-len(prompts) :], self.blocks[0].norm1.eps
+        used = self.encoder.model.blocks[-len(prompts) :]
         if self.prompt_weights is None:
-            keys = [block.split_qkv()[1] for block in used]
+            keys = [split_qkv(block.attn.qkv)[1] for block in used]
+            biases: list[Tensor] = [
+                layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in keys
+            ]
             self.prompt_weights = (
-                torch.stack([block.norm1.weight for block in used])[:, None].to(dtype),
-                torch.stack([block.norm1.bias for block in used])[:, None].to(dtype),
-                torch.stack([weight.t() for weight, _ in keys]).to(dtype),
-                torch.stack([bias for _, bias in keys])[:, None].to(dtype),
+                torch.stack([block.norm1.weight.detach() for block in used])[:, None].to(dtype),
+                torch.stack([block.norm1.bias.detach() for block in used])[:, None].to(dtype),
+                torch.stack([layer.weight.t() for layer in keys]).to(dtype),
+                torch.stack(biases)[:, None].to(dtype),
             )
         weight, shift, product, bias = self.prompt_weights
         x = prompts.to(dtype)
-        normed = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps).to(dtype) * weight + shift
+        normed = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=used[0].norm1.eps).to(dtype) * weight + shift
         attn = used[0].attn
         found[-len(used) :] = (
             torch.baddbmm(bias, normed, product).unflatten(2, (2, attn.num_heads, attn.head_dim)).unbind()
         )
         return found
 
-    def branches(self, dtype: torch.dtype) -> list[tuple[Branched | None, float]]:
-        """Weights of each block's branch and its dropout: all blocks in a few operations."""
-        found: list[tuple[Branched | None, float]] = [(None, 0.0)] * len(self.blocks)
+    def branches(self, dtype: torch.dtype) -> tuple[list[tuple[Tensor | None, ...]], list[float]]:
+        """Down, its bias and Up of each block's branch, and its dropout: all blocks in a few operations."""
+        found: list[tuple[Tensor | None, ...]] = [(None, None, None)] * len(self.blocks)
+        dropouts = [0.0] * len(self.blocks)
         modules: dict[int, Any] = {int(i): m for i, m in self.encoder.branches.items()}
         if not modules:
-            return found
+            return found, dropouts
 
         def stack(name: str) -> Tensor:
             return torch.stack([module.get_parameter(name) for module in modules.values()])
@@ -355,10 +511,10 @@ class FusedViT:
         up = scale * torch.cat([stack("up.weight"), stack("up.bias")[:, :, None]], 2)
         up = torch.nn.functional.pad(up, (0, EXTRA - 1))
         parts = ((down * stack("norm.weight")[:, None]).to(dtype), bias.to(dtype), up.to(dtype))
-        for i, down_, bias_, up_ in zip(modules, *(part.unbind() for part in parts), strict=True):
+        for i, *tensors in zip(modules, *(part.unbind() for part in parts), strict=True):
             dropout = modules[i].dropout
-            found[i] = (down_, bias_, up_), dropout.p if dropout.training else 0.0
-        return found
+            found[i], dropouts[i] = tuple(tensors), dropout.p if dropout.training else 0.0
+        return found, dropouts
 
 
 def unfusable(encoder: Encoder) -> str | None:

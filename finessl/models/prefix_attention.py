@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from finessl.errors import FinesslError
-from finessl.models.fused_ops import limit, rounded
+from finessl.models.fused_ops import FP8, limit, rounded, sum_first
 
 MAX_KEYS = 256  # tokens and prompts
 LOG2E = 1.4426950408889634
@@ -64,15 +64,15 @@ def _load_keys(qkv, prefix, rows, T, L, part: tl.constexpr, H: tl.constexpr, D: 
 
 @triton.jit
 def _forward(
-    qkv, prefix, out, lse, scale, T: tl.constexpr, L: tl.constexpr,
-    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    qkv, prefix, out, product, lse, scale, T: tl.constexpr, L: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """M queries of one head of one image, with a running softmax over blocks of N keys. lse: log2 of the softmax's
-    denominator, for the backward pass."""
+    denominator, for the backward pass. LIMIT > 0: the output is also written to `product`, clipped there."""
     block, head, image = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     qkv += image * T * 3 * H * D + head * D
     prefix += head * D
-    out += image * T * H * D + head * D
+    at = image * T * H * D + head * D
     lse += (image * H + head) * T
     rows, dims = block * M + tl.arange(0, M), tl.arange(0, D)
     inside = (rows < T)[:, None]
@@ -93,7 +93,10 @@ def _forward(
         o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision="ieee")
         highest = level
     o = o / total[:, None]
-    tl.store(out + rows[:, None] * (H * D) + dims[None, :], o.to(out.dtype.element_ty), mask=inside)
+    at += rows[:, None] * (H * D) + dims[None, :]
+    tl.store(out + at, o.to(out.dtype.element_ty), mask=inside)
+    if LIMIT > 0:
+        tl.store(product + at, rounded(o, product, LIMIT), mask=inside)
     tl.store(lse + rows, highest + tl.log2(total), mask=rows < T)
 
 
@@ -149,21 +152,22 @@ def _backward(
         tl.store(own + H * D, rounded(dv * unit, d_qkv, LIMIT), mask=(keys < T)[:, None])
 
 
-def launch_forward(qkv: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
-    """As `attend`."""
+def launch_forward(qkv: Tensor, prefix: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """As `attend`, and the output for the product that follows: in `dtype` if that is fp8, otherwise the same."""
     n, tokens, _, heads, dim = qkv.shape
     out, lse = qkv.new_empty(n, tokens, heads * dim), qkv.new_empty(n, heads, tokens, dtype=torch.float32)
+    product = torch.empty_like(out, dtype=dtype) if dtype in FP8 else out
     _forward[(triton.cdiv(tokens, FORWARD.queries), heads, n)](
-        qkv, prefix, out, lse, dim**-0.5 * LOG2E, tokens, len(prefix), heads, dim, FORWARD.queries, FORWARD.keys,
-        num_warps=FORWARD.num_warps, num_stages=FORWARD.num_stages,
+        qkv, prefix, out, product, lse, dim**-0.5 * LOG2E, tokens, len(prefix), heads, dim, FORWARD.queries, FORWARD.keys,
+        limit(product.dtype), num_warps=FORWARD.num_warps, num_stages=FORWARD.num_stages,
     )  # fmt: skip
-    return out, lse
+    return out, lse, product
 
 
 @torch.library.custom_op("finessl::prefix_attention", mutates_args=())
 def attend(qkv: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
     """(output [n, T, H · D], lse [n, H, T]).   qkv: [n, T, 3, H, D].   prefix: [L, 2, H, D], keys and values of the prompts."""
-    return launch_forward(qkv, prefix)
+    return launch_forward(qkv, prefix)[:2]
 
 
 @attend.register_fake
@@ -193,7 +197,7 @@ def launch_backward(
         heads, dim, launch.queries, launch.keys, limit(d_qkv.dtype), own,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
-    return d_qkv, d_prefix.sum(0, dtype=torch.float32).to(prefix.dtype)
+    return d_qkv, sum_first(d_prefix)
 
 
 @torch.library.custom_op("finessl::prefix_attention_backward", mutates_args=())

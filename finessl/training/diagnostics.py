@@ -55,8 +55,8 @@ def hidden_truth(dataset: Dataset, split: Split) -> np.ndarray:
 
 
 class Diagnostics:
-    """Observes a method through a forward hook: a few small operations per step on the device, no copy to the host. Adds
-    to the step's statistics the share of pseudo-labels whose truth is known, and the share of correct ones."""
+    """Observes the steps of a method: a few small operations on the device, no copy to the host. Adds to the step's
+    statistics the share of pseudo-labels whose truth is known, and the share of correct ones."""
 
     def __init__(self, method: Method, truth: np.ndarray, device: torch.device) -> None:
         self.method = method
@@ -67,11 +67,9 @@ class Diagnostics:
         self.bins = torch.zeros(*shape, BINS, dtype=torch.int64, device=device)
         self.sums = torch.zeros(shape, dtype=torch.int64, device=device)
         self.rows = len(GROUPS) * torch.arange(len(self.values), device=device)[:, None]
-        self.watching = method.register_forward_hook(self.observe)
 
     @torch.no_grad()
-    def observe(self, method: Method, inputs: tuple[Outputs, Batch], result: Result) -> None:
-        outputs, batch = inputs
+    def observe(self, outputs: Outputs, batch: Batch, result: Result) -> None:
         if result.pseudo is None or batch.index is None:
             return
         pseudo, truth = result.pseudo, self.truth[batch.index]

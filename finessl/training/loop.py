@@ -103,6 +103,7 @@ class Training:
         self.loader = experiment.loader(world, DTYPES[precision])
         self.prefetcher = Prefetcher(self.loader, train.steps)
         self.diagnostics = Diagnostics(experiment.method, hidden_truth(experiment.dataset, experiment.split), device)
+        eager.observe = self.diagnostics.observe
         self.averages = Averages(device)  # of the statistics since the last line of metrics
         self.log_every, self.record_every, self.eval_every = intervals(settings, experiment)
         self.step, self.elapsed, self.metrics_size = 0, 0.0, 0  # elapsed: seconds spent in earlier processes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -68,7 +70,8 @@ class TrainingStep:
         self.network, self.method, self.optimizer, self.train = network, method, optimizer, train
         self.device, self.precision, self.processes = device, precision, processes
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.side_stream: torch.cuda.Stream | None = None  # for the weak views, where both passes can run concurrently
+        self.side_stream: torch.cuda.Stream | None = None  # for what can run at the same time: weak views, `observe`
+        self.observe: Callable[[Outputs, Batch, Result], None] | None = None  # called with every step's results
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         self.prior: Prior | None = None  # on the pseudo-labels
         self.ema = Ema(self.parameters, train.ema) if train.ema else None
@@ -93,19 +96,32 @@ class TrainingStep:
 
     def compute(self, views: Views) -> Result:
         """What the device does. The operations are the same at every step, so that a CUDA graph can replay them."""
-        if self.side_stream is None:
-            weak, trained = self.forward_weak(views), self.forward_trained(views)
-        else:
-            current = torch.cuda.current_stream(self.device)
-            self.side_stream.wait_stream(current)
-            with torch.cuda.stream(self.side_stream):
-                weak = self.forward_weak(views)
-            trained = self.forward_trained(views)
-            current.wait_stream(self.side_stream)
-        result = self.heads_and_loss(views, weak, trained)
+        with self.aside():
+            weak = self.forward_weak(views)
+        trained = self.forward_trained(views)
+        self.join()
+        outputs, batch, result = self.heads_and_loss(views, weak, trained)
+        if self.observe is not None:
+            with self.aside():
+                self.observe(outputs, batch, result)
         self.backward(result)
         self.update()
+        self.join()
         return replace(result, loss=result.loss.detach())
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Launch on the side stream, where there is one. The tensors that it reads must live until `join`."""
+        if self.side_stream is None:
+            yield
+            return
+        self.side_stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.side_stream):
+            yield
+
+    def join(self) -> None:
+        if self.side_stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.side_stream)
 
     def clear_optimizer(self) -> None:
         """Clear optimizer state after the network was re-initialised."""
@@ -125,7 +141,9 @@ class TrainingStep:
         with autocast(self.device, self.precision):
             return self.network.features(views.trained)
 
-    def heads_and_loss(self, views: Views, weak_features: Tensor | None, trained_features: Tensor) -> Result:
+    def heads_and_loss(
+        self, views: Views, weak_features: Tensor | None, trained_features: Tensor
+    ) -> tuple[Outputs, Batch, Result]:
         """The heads' logits, and the method's loss on the global batch."""
         weak: HeadOutputs | None = None
         if weak_features is not None:
@@ -142,7 +160,8 @@ class TrainingStep:
         )
         if self.prior is not None and outputs.weak is not None and views.index is not None:
             outputs.weak = self.prior.apply(outputs.weak, views.index)
-        return self.method(outputs, Batch(views.labels, views.index))
+        batch = Batch(views.labels, views.index)
+        return outputs, batch, self.method(outputs, batch)
 
     def backward(self, result: Result) -> None:
         self.optimizer.zero_grad(set_to_none=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from timm.layers import LayerNorm, SwiGLU
+from timm.layers import LayerNorm, PatchEmbed, SwiGLU
 from timm.layers.activations import QuickGELU
 from torch import Tensor, nn
 
@@ -24,6 +24,12 @@ from finessl.runtime.fp8 import round_to_fp8
 
 # A branch takes the statistics of the block's norm: equal ones, where both have the same epsilon.
 BRANCH: dict[str, Any] = {"norm_layer": partial(LayerNorm, eps=1e-5)}
+
+
+class OtherEmbed(PatchEmbed):
+    """A patch embedding that `cut_patches` does not know. Its output is not contiguous."""
+
+
 # tuning, its options, options of the model
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("vpt-deep", {"length": 5}, {"act_layer": QuickGELU}),
@@ -35,6 +41,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("adaptformer", {"dim": 8, "dropout": 0.0, "layers": 2}, {"init_values": 0.1, "global_pool": "avg", **BRANCH}),
     ("vpt-deep+adaptformer", {"length": 4, "dim": 8, "dropout": 0.0}, BRANCH),
     ("linear", {}, {}),
+    ("linear", {}, {"embed_layer": OtherEmbed}),
 ]
 
 
@@ -66,7 +73,13 @@ def features_and_gradients(encoder: ViTEncoder, images: Tensor, dtype: torch.dty
 
 
 def differences(
-    encoder: ViTEncoder, device: str, dtype: torch.dtype | None = None, *, fp8: bool = False, two_sources: bool = False
+    encoder: ViTEncoder,
+    device: str,
+    dtype: torch.dtype | None = None,
+    *,
+    fp8: bool = False,
+    two_sources: bool = False,
+    in_place: bool = True,
 ) -> list[float]:
     """Norm of the difference to the plain forward pass in float32, relative to the norm, of each result."""
     from finessl.models.fused_vit import FusedViT, unfusable
@@ -80,7 +93,7 @@ def differences(
         round_to_fp8(ours)
     if dtype:
         freeze_dtype(ours, dtype)
-    ours.fused, ours.two_sources = FusedViT(ours), two_sources
+    ours.fused, ours.two_sources = FusedViT(ours, in_place=in_place), two_sources
     found = features_and_gradients(ours, images.to(dtype or images.dtype), dtype)
     return [
         float((a - b).detach().float().norm() / b.detach().float().norm()) for a, b in zip(found, right, strict=True)
@@ -103,21 +116,23 @@ def test_on_a_gpu(case: tuple[str, dict[str, Any], dict[str, Any]], precision: s
 @pytest.mark.gpu
 def test_dropout_on_a_gpu() -> None:
     """The share of zeros, the scale of the others, another draw at every call, and the gradient of what is kept."""
-    from finessl.models.fused_ops import EXTRA, relu_dropout, relu_dropout_backward
+    from finessl.models.fused_ops import EXTRA, bottleneck, bottleneck_backward
 
-    x = torch.ones(4096, 64, device="cuda", dtype=torch.bfloat16)
-    out, other = relu_dropout(x, 0.1), relu_dropout(x, 0.1)
+    x, down = torch.ones(4096, 64, device="cuda").bfloat16(), torch.eye(64, device="cuda").bfloat16()
+    bias = torch.zeros(64, device="cuda").bfloat16()
+    out, other = (bottleneck(x, down, bias, 0.1) for _ in range(2))
     kept = out[:, :64]
     assert float((kept == 0).float().mean()) == pytest.approx(0.1, abs=0.005)
     assert set(kept.unique().tolist()) == {0.0, float(torch.tensor(1 / 0.9).bfloat16())}
     assert not torch.equal(out, other)
     assert torch.equal(out[:, 64], x[:, 0]) and not out[:, 65:].any()
-    dx = relu_dropout_backward(out, torch.ones(4096, 64 + EXTRA, device="cuda", dtype=torch.bfloat16), 0.1)
+    dx, d_bias = bottleneck_backward(x, torch.nn.functional.pad(down, (0, EXTRA)), out, 0.1)
     assert torch.equal(dx, kept)
+    torch.testing.assert_close(d_bias.float(), kept.float().sum(0), rtol=1e-2, atol=0.0)
     torch.manual_seed(3)
-    first = relu_dropout(x, 0.1)
+    first = bottleneck(x, down, bias, 0.1)
     torch.manual_seed(3)
-    assert torch.equal(first, relu_dropout(x, 0.1))
+    assert torch.equal(first, bottleneck(x, down, bias, 0.1))
 
 
 @pytest.mark.gpu
@@ -151,23 +166,44 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_fused_vit as here
 for number, case in enumerate(here.CASES):
-    found = here.differences(here.make(case, depth=2), "cpu", two_sources=number % 2 == 0)
-    assert max(found) < 1e-5, (case, found)
+    for in_place in (True, False):
+        two_sources = (number % 2 == 0) == in_place
+        found = here.differences(here.make(case, depth=2), "cpu", two_sources=two_sources, in_place=in_place)
+        assert max(found) < 1e-5, (case, in_place, found)
 here.check_ops()
+here.check_one_backward_pass()
 """
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"TRITON_INTERPRET": "1"}, timeout=300)
 
 
 def check_ops() -> None:
-    """What the block's functions leave untested: dropout."""
+    """What the blocks leave untested: dropout, and a sum over many images."""
     from finessl.models import fused_ops as ops
 
-    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
-    out = ops.relu_dropout(x, 0.5)
-    assert torch.equal(out[:, 6:], torch.tensor([[1.0] + 7 * [0.0]]).expand(7, -1))
-    assert bool(((out[:, :6] == 0) | torch.isclose(out[:, :6], 2 * x)).all())
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(ops.relu_dropout_backward(out, grad, 0.5), torch.where(out > 0, 2 * grad, 0.0)[:, :6])
+    generator = torch.Generator().manual_seed(0)
+    x, down, bias, grad = (torch.randn(*size, generator=generator) for size in ((70, 96), (6, 96), (6,), (70, 40)))
+    up = torch.randn(40, 14, generator=generator)
+    out, right = ops.bottleneck(x, down, bias, 0.5), (x @ down.t() + bias).relu()
+    assert torch.equal(out[:, 6:], torch.tensor([[1.0] + 7 * [0.0]]).expand(70, -1))
+    assert bool(((out[:, :6] == 0) | torch.isclose(out[:, :6], 2 * right, rtol=1e-4, atol=1e-4)).all())
+    assert 0.3 < float((out[:, :6] == 0).sum() - (right == 0).sum()) / float((right > 0).sum()) < 0.7
+    dx, d_bias = ops.bottleneck_backward(grad, up, out, 0.5)
+    torch.testing.assert_close(dx, torch.where(out > 0, 2 * (grad @ up), 0.0)[:, :6], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(d_bias, dx.sum(0), rtol=1e-4, atol=1e-4)
+    rows = torch.randn(70, 3, 50, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(ops.sum_first(rows), rows.sum(0))
+
+
+def check_one_backward_pass() -> None:
+    """A second one would find nothing."""
+    from finessl.models.fused_vit import FusedViT
+
+    encoder = make(CASES[0], depth=1)
+    encoder.fused, encoder.two_sources = FusedViT(encoder), True
+    total = encoder(torch.zeros(1, 3, 32, 32)).sum()
+    torch.autograd.grad(total, encoder.prompts, retain_graph=True)
+    with pytest.raises(RuntimeError, match="cannot run twice"):
+        torch.autograd.grad(total, encoder.prompts)
 
 
 def test_what_is_not_fused() -> None:

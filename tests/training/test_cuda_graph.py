@@ -65,7 +65,8 @@ def test_every_method_is_one_graph(method: str) -> None:
     torch._dynamo.reset()
     plain_losses, _ = run(*set_up("cpu", **{"method.name": method}), 3)
     experiment, step = set_up("cpu", **{"method.name": method})
-    Diagnostics(experiment.method, hidden_truth(experiment.dataset, experiment.split), experiment.device)
+    truth = hidden_truth(experiment.dataset, experiment.split)
+    step.observe = Diagnostics(experiment.method, truth, experiment.device).observe
     step.heads_and_loss = torch.compile(step.heads_and_loss, backend="aot_eager", fullgraph=True, dynamic=False)  # type: ignore[method-assign]
     assert run(experiment, step, 3)[0] == plain_losses
 
@@ -123,15 +124,20 @@ def test_compiled_captured_and_eager_steps_agree(precision: str, method: str, to
 
 
 @gpu
+@pytest.mark.parametrize("two_sources", [None, False])
 @pytest.mark.parametrize("tuning", ["vpt-deep", "adaptformer", "linear"])
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 2e-2), ("fp8", 0.1)])
-def test_steps_by_hand_written_kernels_agree_with_eager_ones(tuning: str, precision: str, tolerance: float) -> None:
+def test_steps_by_hand_written_kernels_agree_with_eager_ones(
+    tuning: str, precision: str, tolerance: float, two_sources: bool | None
+) -> None:
+    """two_sources False: PyTorch's attention, as for backbones of many tokens."""
     fields = {"train.precision": precision, "method.name": "supervised", "tuning.name": tuning, "train.lr": 0.003}
     fields |= {"train.batch_size": 16} | ({"tuning.dropout": 0.0} if tuning == "adaptformer" else {})
 
     def stored() -> tuple[Experiment, TrainingStep]:
         experiment, step = set_up("cuda", **fields)
         store_frozen(experiment.network.encoder, precision)
+        experiment.network.encoder.two_sources = two_sources
         return experiment, step
 
     losses, plain = run(*stored(), 16)

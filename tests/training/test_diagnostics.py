@@ -70,15 +70,15 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, np.ndarray]]:
 
     observe = Diagnostics.observe
 
-    def watch(self: Diagnostics, method: Any, inputs: tuple[Outputs, Batch], result: Result) -> None:
-        weak = inputs[0].weak
+    def watch(self: Diagnostics, outputs: Outputs, batch: Batch, result: Result) -> None:
+        weak = outputs.weak
         assert weak is not None and result.pseudo is not None and result.weight is not None
         step = {"pseudo": result.pseudo.numpy(), "weight": result.weight.numpy()}
-        step["truth"] = self.truth[inputs[1].index].numpy()
+        step["truth"] = self.truth[batch.index].numpy()
         heads = {"confidence": weak.logits, "confidence_aux": weak.aux}
         step |= {n: z.detach().softmax(1).max(1)[0].numpy() for n, z in heads.items() if z is not None}
         seen.append(step)
-        observe(self, method, inputs, result)
+        observe(self, outputs, batch, result)
 
     monkeypatch.setattr(Diagnostics, "observe", watch)
     return seen
@@ -118,7 +118,7 @@ def test_images_without_a_pseudo_label_do_not_count(tmp_path: Path) -> None:
     watched = Diagnostics(method, np.array([0, 1, 2, 0, -1, -2]), torch.device("cpu"))
     logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 2, 0], [0, 0, 0], [0, 0, 5], [0, 0, 5]])
     inputs = Outputs(HeadOutputs(logits), HeadOutputs(logits)), Batch(torch.zeros(3).long(), torch.arange(6))
-    watched.observe(method, inputs, Result(torch.zeros(()), {}, torch.tensor([0, -1, 1, -1, 2, 2]), torch.ones(6)))
+    watched.observe(*inputs, Result(torch.zeros(()), {}, torch.tensor([0, -1, 1, -1, 2, 2]), torch.ones(6)))
     line = watched.take(7)
     assert line is not None and line["step"] == 7
     assert (line["pseudo"], line["truth"], line["right"]) == ([1, 1, 2], [1, 0, 1], [1, 0, 0])
@@ -208,7 +208,7 @@ def test_nothing_waits_for_the_device() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "nonzero"):
             patch.setattr(torch.Tensor, name, refuse)
-        watched.observe(method, inputs, answer)
+        watched.observe(*inputs, answer)
     assert int(watched.counts[0].sum()) == 32
 
 
