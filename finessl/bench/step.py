@@ -21,7 +21,7 @@ from finessl.runs.inputs import open_source
 from finessl.runtime.device import synchronize
 from finessl.runtime.distributed import Processes
 from finessl.runtime.precision import DTYPES, resolve_precision
-from finessl.training.cuda_graph import compile_and_capture
+from finessl.training.cuda_graph import EPILOGUE_STEP, compile_and_capture
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.step import TrainingStep
@@ -94,13 +94,14 @@ def bench_step(
     prefetcher = Prefetcher(experiment.loader(Processes(), DTYPES[precision]), 10**6)
 
     warmup = 8 if device.type == "cuda" else 1  # eager steps come before the capture
-    first = run_steps(training, prefetcher, range(warmup), device)
-    whole = 1000 * run_steps(training, prefetcher, range(warmup, warmup + repeats), device) / repeats
+    start, end = EPILOGUE_STEP + warmup, EPILOGUE_STEP + warmup + repeats
+    first = run_steps(training, prefetcher, range(EPILOGUE_STEP, start), device)
+    whole = 1000 * run_steps(training, prefetcher, range(start, end), device) / repeats
     kinds: dict[str, dict[str, float]] = {}
     slowest: dict[str, float] = {}
     if profile:
-        views, loader = prefetcher.get(warmup + repeats), prefetcher.loader
-        times = kernels(lambda: [training(warmup + repeats, views) for _ in range(4)], device, steps=4)
+        views, loader = prefetcher.get(end), prefetcher.loader
+        times = kernels(lambda: [training(end, views) for _ in range(4)], device, steps=4)
         kinds["step"], slowest = by_kind(times), dict(list(times.items())[:SLOWEST])
         kinds["views"] = by_kind(kernels(lambda: loader.load_all(range(4)), device, steps=4))
     parts = time_parts(experiment, plain, diagnostics, max(repeats // 2, 3))
@@ -172,8 +173,8 @@ def time_parts(
         found = timed(
             "method", lambda views=views, weak=weak, trained=trained: training.heads_and_loss(views, weak, trained)
         )
-        timed("diagnostics", lambda found=found: diagnostics.observe(*found))
-        timed("backward", lambda found=found: training.backward(found[2]))
+        timed("diagnostics", lambda views=views, found=found: diagnostics.observe(found[0], views.index, found[1]))
+        timed("backward", lambda found=found: training.backward(found[1]))
         timed("update", training.update)
     return {name: total / repeats for name, total in totals.items() if total}
 

@@ -35,6 +35,9 @@ class HeadOutputs(NamedTuple):
     logits: Tensor  # [n, C], main head
     aux: Tensor | None = None  # [n, C], auxiliary head; None if the method has none
 
+    def detach(self) -> HeadOutputs:
+        return HeadOutputs(self.logits.detach(), None if self.aux is None else self.aux.detach())
+
 
 @dataclass
 class Outputs:

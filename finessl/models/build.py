@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
+from timm.layers.activations import QuickGELU
 
 from finessl.models.backbones import Backbone
 from finessl.models.encoder import Encoder, freeze_dtype
@@ -64,6 +67,36 @@ def fuse_encoder(encoder: Encoder, precision: str) -> bool:
     for part in parts:
         part.fused = FusedViT(part)
     return True
+
+
+def can_use_epilogues(encoder: Encoder, precision: str, device: torch.device) -> bool:
+    """Would product_epilogues.py serve this fused encoder?"""
+    if precision != "bf16" or device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    if find_spec("quack") is None:
+        return False
+    return any(isinstance(module, QuickGELU) for part in encoder.parts() for module in part.modules())
+
+
+def import_epilogues() -> None:
+    """Takes seconds. An error is that of `use_epilogues`."""
+    with contextlib.suppress(Exception):
+        import finessl.models.product_epilogues  # noqa: F401
+
+
+def use_epilogues(encoder: Encoder) -> None:
+    from finessl.models import product_epilogues
+
+    for part in fused_parts(encoder):
+        part.fused.epilogues = product_epilogues
+
+
+def uses_epilogues(encoder: Encoder) -> bool:
+    return any(part.fused.epilogues is not None for part in fused_parts(encoder))
+
+
+def fused_parts(encoder: Encoder) -> list[ViTEncoder]:
+    return [part for part in encoder.parts() if isinstance(part, ViTEncoder) and part.fused is not None]
 
 
 def compile_encoder(encoder: Encoder) -> None:

@@ -35,7 +35,6 @@ class Normed(NamedTuple):
 
     total: Tensor  # x + residual
     normed: Tensor
-    standard: Tensor | None  # x̂
     mean: Tensor
     rstd: Tensor  # 1 / standard deviation
 
@@ -72,9 +71,8 @@ def rounded(x, pointer, LIMIT: tl.constexpr):
 
 @triton.jit
 def _add_norm(
-    x, residual, shift, weight, bias, total, normed, standard, mean, rstd, eps, D,
-    ADD: tl.constexpr, SHIFT: tl.constexpr, AFFINE: tl.constexpr, STANDARD: tl.constexpr, LIMIT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x, residual, shift, weight, bias, total, normed, mean, rstd, eps, D,
+    ADD: tl.constexpr, SHIFT: tl.constexpr, AFFINE: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row."""
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -90,8 +88,6 @@ def _add_norm(
     s = tl.where(inside, s - middle, 0.0)
     scale = 1 / tl.sqrt(tl.sum(s * s, 0) / D + eps)
     s = s * scale
-    if STANDARD:
-        tl.store(standard + at, s.to(standard.dtype.element_ty), mask=inside)
     if AFFINE:
         s = s * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
         s += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
@@ -127,27 +123,18 @@ def _norm_backward(
 
 
 def add_norm(
-    x: Tensor,
-    residual: Tensor | None,
-    norm: Norm,
-    dtype: torch.dtype,
-    *,
-    shift: Tensor | None = None,
-    standard: bool = False,
+    x: Tensor, residual: Tensor | None, norm: Norm, dtype: torch.dtype, *, shift: Tensor | None = None
 ) -> Normed:
-    """LN(x + residual + shift) in `dtype`.   shift: [D] in float32; `total` is without it.   standard: also return x̂, in the
-    dtype of x."""
+    """LN(x + residual + shift) in `dtype`.   shift: [D] in float32; `total` is without it."""
     rows, width = x.shape
     total = x if residual is None else torch.empty_like(x)
     normed = torch.empty_like(x, dtype=dtype)
-    plain = torch.empty_like(x) if standard else None
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
     _add_norm[(rows,)](
-        x, residual, shift, norm.weight, norm.bias, total, normed, plain, mean, rstd, norm.eps, width,
-        residual is not None, shift is not None, norm.weight is not None, standard, limit(dtype),
-        triton.next_power_of_2(width), num_warps=4,
+        x, residual, shift, norm.weight, norm.bias, total, normed, mean, rstd, norm.eps, width, residual is not None,
+        shift is not None, norm.weight is not None, limit(dtype), triton.next_power_of_2(width), num_warps=4,
     )  # fmt: skip
-    return Normed(total, normed, plain, mean, rstd)
+    return Normed(total, normed, mean, rstd)
 
 
 def norm_backward(
@@ -162,8 +149,8 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x + residual, and the same in `dtype` times `unit`, for the product that follows.
 
-    grad, standard: of the outputs `normed` and `standard` of `add_norm`.   more: gradient of `total` from elsewhere, of all
-    rows or of every k-th one.
+    grad, standard: of the norm's output, and of x̂ from elsewhere.   more: gradient of `total` from elsewhere, of all rows or
+    of every k-th one.
     """
     x, mean, rstd = saved
     dx = torch.empty_like(x, dtype=grad.dtype)
@@ -277,37 +264,50 @@ BOTTLENECK = (64, 64)  # rows of a program, channels at a time
 
 @triton.jit
 def _bottleneck(
-    x, down, bias, z, seed, p, R, D, STRIDE: tl.constexpr, K: tl.constexpr, W: tl.constexpr, DROP: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+    x, mean, rstd, down, bias, z, copy, seed, p, R, D, STRIDE: tl.constexpr, K: tl.constexpr, W: tl.constexpr,
+    NORM: tl.constexpr, COPY: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows. W: K and the extra columns. STRIDE: from row to row of z. COLUMNS: at least K."""
+    """ROWS rows. W: K and the extra columns. STRIDE: from row to row of z. COLUMNS: at least K. NORM: x is normalised first.
+    COPY: z is also written to `copy`, whose rows lie together."""
     rows, ks = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    if NORM:
+        middle = tl.load(mean + rows, mask=rows < R, other=0.0)[:, None]
+        scale = tl.load(rstd + rows, mask=rows < R, other=0.0)[:, None]
     y = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, D, BLOCK):
         channels = start + tl.arange(0, BLOCK)
         inside = (rows < R)[:, None] & (channels < D)[None, :]
         a = tl.load(x + rows[:, None] * D + channels[None, :], mask=inside, other=0.0)
+        if NORM:
+            a = ((a.to(tl.float32) - middle) * scale).to(a.dtype)
         inside = (ks < K)[:, None] & (channels < D)[None, :]
         w = tl.load(down + ks[:, None] * D + channels[None, :], mask=inside, other=0.0)
         y = tl.dot(a, tl.trans(w), y, input_precision="ieee")
     y = tl.maximum(y + tl.load(bias + ks, mask=ks < K, other=0.0).to(tl.float32)[None, :], 0.0)
-    if DROP:
-        place = (rows[:, None] * W + ks[None, :]).to(tl.int32)
-        y = tl.where(tl.rand(tl.load(seed), place) >= p, y / (1 - p), 0.0)
+    if DROP:  # a call of the generator gives four numbers
+        place = (rows[:, None] * (COLUMNS // 4) + tl.arange(0, COLUMNS // 4)[None, :]).to(tl.int32)
+        u0, u1, u2, u3 = tl.rand4x(tl.load(seed), place)
+        u = tl.reshape(tl.join(tl.join(u0, u1), tl.join(u2, u3)), (ROWS, COLUMNS))
+        y = tl.where(u >= p, y / (1 - p), 0.0)
     inside = (rows < R)[:, None] & (ks < K)[None, :]
     tl.store(z + rows[:, None] * STRIDE + ks[None, :], y.to(z.dtype.element_ty), mask=inside)
     more = tl.arange(0, W - K)
     one = tl.where(more == 0, 1.0, 0.0)[None, :] + tl.zeros((ROWS, W - K), tl.float32)
-    inside = (rows < R)[:, None] & (more >= 0)[None, :]
-    tl.store(z + rows[:, None] * STRIDE + K + more[None, :], one.to(z.dtype.element_ty), mask=inside)
+    extra = (rows < R)[:, None] & (more >= 0)[None, :]
+    tl.store(z + rows[:, None] * STRIDE + K + more[None, :], one.to(z.dtype.element_ty), mask=extra)
+    if COPY:
+        tl.store(copy + rows[:, None] * W + ks[None, :], y.to(copy.dtype.element_ty), mask=inside)
+        tl.store(copy + rows[:, None] * W + K + more[None, :], one.to(copy.dtype.element_ty), mask=extra)
 
 
 @triton.jit
 def _bottleneck_backward(
-    grad, up, z, dx, sums, p, R, D, Z_STRIDE: tl.constexpr, STRIDE: tl.constexpr, K: tl.constexpr, W: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+    grad, up, z, mean, rstd, dx, scaled, sums, p, R, D, STRIDE: tl.constexpr, K: tl.constexpr, W: tl.constexpr,
+    NORM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """sums: [programs, K], of dx over the rows of each program."""
+    """sums: [programs, 1 or 2, K], of dx and, with NORM, of scaled · mean over the rows of each program. scaled: dx · rstd.
+    STRIDE: from row to row of dx."""
     rows, ks = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     d = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, D, BLOCK):
@@ -318,44 +318,69 @@ def _bottleneck_backward(
         w = tl.load(up + channels[:, None] * W + ks[None, :], mask=inside, other=0.0)
         d = tl.dot(a, w, d, input_precision="ieee")
     inside = (rows < R)[:, None] & (ks < K)[None, :]
-    y = tl.load(z + rows[:, None] * Z_STRIDE + ks[None, :], mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(z + rows[:, None] * W + ks[None, :], mask=inside, other=0.0).to(tl.float32)
     stored = tl.where(y > 0, d / (1 - p), 0.0).to(dx.dtype.element_ty)
     tl.store(dx + rows[:, None] * STRIDE + ks[None, :], stored, mask=inside)
-    tl.store(sums + tl.program_id(0) * K + ks, tl.sum(stored.to(tl.float32), 0), mask=ks < K)
+    own = sums + tl.program_id(0) * (2 * K if NORM else K) + ks
+    tl.store(own, tl.sum(stored.to(tl.float32), 0), mask=ks < K)
+    if NORM:
+        d = stored.to(tl.float32) * tl.load(rstd + rows, mask=rows < R, other=0.0)[:, None]
+        stored = d.to(scaled.dtype.element_ty)
+        tl.store(scaled + rows[:, None] * K + ks[None, :], stored, mask=inside)
+        d = stored.to(tl.float32) * tl.load(mean + rows, mask=rows < R, other=0.0)[:, None]
+        tl.store(own + K, tl.sum(d, 0), mask=ks < K)
 
 
-def bottleneck(x: Tensor, down: Tensor, bias: Tensor, p: float, *, out: Tensor | None = None) -> Tensor:
-    """z = Dropout(ReLU(x downᵀ + bias)) [R, K + EXTRA] of x [R, D]. The first of the extra columns is 1 and the others are 0,
-    so that a bias may be a column of the matrix that follows, and its gradient too.
+def bottleneck(
+    x: Tensor,
+    down: Tensor,
+    bias: Tensor,
+    p: float = 0.0,
+    *,
+    seed: Tensor | None = None,
+    saved: Statistics | None = None,
+    out: Tensor | None = None,
+    keep: bool = True,
+) -> Tensor:
+    """z = Dropout(ReLU(x̂ downᵀ + bias)) [R, K + EXTRA] of rows x̂ [R, D]. The first of the extra columns is 1 and the others
+    are 0, so that a bias may be a column of the matrix that follows, and its gradient too.
 
-    p: probability of a zero.   out: as in `activate`.
+    x: x̂, or the input of its norm where `saved` has the statistics.   p: probability of a zero.   seed: [1], for p > 0.
+    out: columns of a wider matrix that z is written to; with `keep` also to a matrix of its own, which is returned.
     """
     (rows, width), count = x.shape, len(down)
+    copy = x.new_empty(rows, count + EXTRA) if out is not None and keep else None
     out = x.new_empty(rows, count + EXTRA) if out is None else out
-    seed = torch.randint(2**31 - 1, (1,), device=x.device, dtype=torch.int32) if p else None
+    mean, rstd = (None, None) if saved is None else saved[1:]
     _bottleneck[(triton.cdiv(rows, BOTTLENECK[0]),)](
-        x, down, bias, out, seed, p, rows, width, out.stride(0), count, count + EXTRA, p > 0, *BOTTLENECK,
-        max(16, triton.next_power_of_2(count)), num_warps=4, num_stages=4,
+        x, mean, rstd, down, bias, out, copy, seed, p, rows, width, out.stride(0), count, count + EXTRA, mean is not None,
+        copy is not None, p > 0, *BOTTLENECK, max(16, triton.next_power_of_2(count)), num_warps=4, num_stages=4,
     )  # fmt: skip
-    return out
+    return out if copy is None else copy
 
 
 def bottleneck_backward(
-    grad: Tensor, up: Tensor, z: Tensor, p: float, *, out: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Gradients of x downᵀ + bias [R, K] and of bias.
+    grad: Tensor, up: Tensor, z: Tensor, p: float, saved: Statistics, *, out: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of y = x̂ downᵀ + bias [R, K], of down, and of bias in float32.
 
-    grad: [R, D], of z upᵀ.   up: [D, K + EXTRA].   z: of `bottleneck`; it is positive where a gradient passes.   out: as in
-    `activate`.
+    grad: [R, D], of z upᵀ.   up: [D, K + EXTRA].   z: of `bottleneck`; it is positive where a gradient passes.   saved: of the
+    norm.   out: as in `activate`.
     """
     (rows, width), count = grad.shape, z.shape[1] - EXTRA
     out, programs = grad.new_empty(rows, count) if out is None else out, triton.cdiv(rows, BOTTLENECK[0])
-    sums = grad.new_empty(programs, count, dtype=torch.float32)
+    x, mean, rstd = saved
+    scaled = out if mean is None else grad.new_empty(rows, count)
+    sums = grad.new_empty(programs, 1 if mean is None else 2, count, dtype=torch.float32)
     _bottleneck_backward[(programs,)](
-        grad, up, z, out, sums, p, rows, width, z.stride(0), out.stride(0), count, count + EXTRA, *BOTTLENECK,
-        max(16, triton.next_power_of_2(count)), num_warps=4, num_stages=4,
+        grad, up, z, mean, rstd, out, scaled, sums, p, rows, width, out.stride(0), count, count + EXTRA, mean is not None,
+        *BOTTLENECK, max(16, triton.next_power_of_2(count)), num_warps=4, num_stages=4,
     )  # fmt: skip
-    return out, sum_first(sums).to(grad.dtype)
+    d_bias, *d_shift = sum_first(sums)
+    d_down = scaled.t() @ x
+    if d_shift:  # x̂ = rstd x − rstd mean
+        d_down -= d_shift[0][:, None]
+    return out, d_down, d_bias
 
 
 # ---- embedding -------------------------------------------------------------------------------------------------------

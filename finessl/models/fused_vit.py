@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +44,6 @@ from finessl.models.encoder import Encoder
 from finessl.models.fused_ops import (
     EXTRA,
     Norm,
-    Normed,
     Statistics,
     activate,
     activate_backward,
@@ -61,6 +61,7 @@ from finessl.models.vit import ViTEncoder, attend_joined, embed_patches, layer_n
 from finessl.runtime.fp8 import FP8, FP8_GRADIENT, GRADIENT_SCALE, Fp8Linear
 
 ACTIVATIONS = (nn.GELU, QuickGELU)
+MIN_ROWS = 4096  # with which product_epilogues.py is faster than cuBLAS and a kernel for the activation
 
 
 class FrozenLinear:
@@ -130,19 +131,28 @@ class Trained(NamedTuple):
     up: Tensor | None  # [D, K + EXTRA]; its bias is a column (fused_ops.bottleneck)
 
 
+class Wide(NamedTuple):
+    """W2 with Up, and W1 with Down."""
+
+    second: Tensor  # [D, hidden + K + EXTRA]
+    first: Tensor  # [hidden + K, D]
+
+
+class BranchPass(NamedTuple):
+    """Of a block's branch, in one forward pass."""
+
+    dropout: float
+    seed: Tensor | None  # [1], of the dropout
+    wide: Wide | None  # where the block adds in place
+
+
 class Pass(NamedTuple):
     """One forward pass."""
 
     tokens: int  # per image
     two_sources: bool  # attention by prefix_attention.py
-    dropouts: list[float]  # of the branches
-
-
-class Wide(NamedTuple):
-    """W2 with room for Up, and W1 with room for Down."""
-
-    second: Tensor  # [D, hidden + K + EXTRA]
-    first: Tensor  # [hidden + K, D]
+    branches: list[BranchPass | None]  # of each block
+    epilogues: ModuleType | None  # product_epilogues.py, where it is used
 
 
 @dataclass
@@ -153,8 +163,7 @@ class Saved:
     attention: tuple[Tensor, ...]
     norm2: Statistics
     hidden: Tensor
-    standard: Tensor | None = None  # x̂ of norm2, and
-    z: Tensor | None = None  # the branch's hidden numbers, with a branch
+    z: Tensor | None = None  # the branch's hidden numbers
 
 
 class FrozenBlock:
@@ -180,7 +189,7 @@ class FrozenBlock:
             self.shift1 = shift
             self.shift2 = shift if self.proj.bias is None else shift + self.proj.bias.float()
             self.shift = self.shift2 if self.fc2.bias is None else self.shift2 + self.fc2.bias.float()
-        self.wide: Wide | None = None
+        self.has_epilogues = self.quick and self.fc1.bias is not None and self.fc1.weight.dtype == torch.bfloat16
 
     @staticmethod
     def norm(norm: nn.LayerNorm, *, whole: bool) -> Norm:
@@ -197,9 +206,9 @@ class FrozenBlock:
     # ---- forward ----------------------------------------------------------------------------------------------------
 
     def forward(
-        self, x: Tensor, rest: Tensor | None, trained: Trained, p: float, run: Pass, *, keep: bool
+        self, i: int, x: Tensor, rest: Tensor | None, trained: Trained, run: Pass, *, keep: bool
     ) -> tuple[Tensor, Tensor | None, Saved]:
-        """The stream after the block, and what is yet to be added to it. x is overwritten.   keep: prepare a backward pass."""
+        """The stream after block i, and what is yet to be added to it. x is overwritten.   keep: prepare a backward pass."""
         dtype = x.dtype if self.class_only else self.qkv.dtype
         found = add_norm(x, rest, self.norm1, dtype, shift=self.shift1)
         x = found.total
@@ -225,90 +234,75 @@ class FrozenBlock:
             out = out.flatten(0, 1)
         saved1 = found.saved(self.norm1)
         rest = self.add(self.proj, x, out)
-        found = add_norm(
-            x,
-            rest,
-            self.norm2,
-            self.fc1.dtype,
-            shift=self.shift2,
-            standard=not self.in_place and trained.up is not None,
-        )
-        hidden = self.fc1(found.normed)
-        rest, z = self.mlp(found, hidden, trained, p)
-        z = z.contiguous() if keep and z is not None else z  # not the wide matrix that it is a part of
-        standard = found.normed if self.in_place else found.standard
-        saved = Saved(saved1, attention, found.saved(self.norm2), hidden, standard, z)
-        return found.total, rest, saved
-
-    def mlp(self, found: Normed, hidden: Tensor, trained: Trained, p: float) -> tuple[Tensor | None, Tensor | None]:
-        """What is yet to be added to the stream, and z."""
+        found = add_norm(x, rest, self.norm2, self.fc1.dtype, shift=self.shift2)
+        saved2 = found.saved(self.norm2)
         _, down, down_bias, up = trained
-        if down is None or down_bias is None or up is None:
-            return self.add(self.fc2, found.total, activate(hidden, self.fc2.dtype, quick=self.quick)), None
-        if not self.in_place:
-            rest = self.fc2(activate(hidden, self.fc2.dtype, quick=self.quick))
-            assert found.standard is not None
-            z = bottleneck(found.standard, down, down_bias, p)
-            return rest.addmm_(z, up.t()), z
-        wide, columns = self.widen(down, up), hidden.shape[1]
-        both = hidden.new_empty(len(hidden), wide.second.shape[1])
-        activate(hidden, self.fc2.dtype, quick=self.quick, out=both[:, :columns])
-        z = bottleneck(found.normed, down, down_bias, p, out=both[:, columns:])
-        found.total.addmm_(both, wide.second.t())
-        return None, z
+        branch = run.branches[i]
+        if branch is None or down is None or down_bias is None or up is None:
+            hidden, activated = self.expand(found.normed, run)
+            return found.total, self.add(self.fc2, found.total, activated), Saved(saved1, attention, saved2, hidden)
+        p, seed, wide = branch
+        if wide is None:
+            hidden, activated = self.expand(found.normed, run)
+            z = bottleneck(saved2.x, down, down_bias, p, seed=seed, saved=saved2)
+            rest = self.fc2(activated).addmm_(z, up.t())
+        else:
+            columns = len(self.fc1.weight)
+            both = found.normed.new_empty(len(found.normed), wide.second.shape[1])
+            hidden, _ = self.expand(found.normed, run, both[:, :columns])
+            z = bottleneck(saved2.x, down, down_bias, p, seed=seed, saved=saved2, out=both[:, columns:], keep=keep)
+            rest, _ = None, found.total.addmm_(both, wide.second.t())
+        return found.total, rest, Saved(saved1, attention, saved2, hidden, z)
 
-    def widen(self, down: Tensor, up: Tensor) -> Wide:
-        """[W2, Up] and [W1; Down], with the branch's weights as they are now."""
-        columns = len(self.fc1.weight)
-        if self.wide is None:
-            second = up.new_empty(len(up), columns + up.shape[1])
-            first = down.new_empty(columns + len(down), down.shape[1])
-            second[:, :columns], first[:columns] = self.fc2.weight, self.fc1.weight
-            self.wide = Wide(second, first)
-        self.wide.second[:, columns:] = up
-        self.wide.first[columns:] = down
-        return self.wide
+    def expand(self, x: Tensor, run: Pass, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """h = W1 x + b, and its activation as W2 takes it."""
+        if run.epilogues is not None and self.has_epilogues and len(x) >= MIN_ROWS:
+            return run.epilogues.expand(x, self.fc1.weight, self.fc1.bias, out)
+        hidden = self.fc1(x)
+        return hidden, activate(hidden, self.fc2.dtype, quick=self.quick, out=out)
+
+    def expand_backward(self, hidden: Tensor, grad: Tensor, run: Pass, out: Tensor | None) -> Tensor:
+        """The gradient of h, from that of W2 act(h)."""
+        if run.epilogues is not None and self.has_epilogues and len(grad) >= MIN_ROWS:
+            return run.epilogues.expand_backward(grad, self.fc2.weight, hidden, out)
+        return activate_backward(
+            hidden, self.fc2.backward(grad), self.fc1.gradient_dtype, quick=self.quick, unit=self.fc1.unit, out=out
+        )
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
     def backward(
         self,
+        i: int,
         saved: Saved,
         grad: Tensor,
         product: Tensor,
         trained: Trained,
-        p: float,
         run: Pass,
         below: FrozenBlock | None,
     ) -> tuple[Tensor, Tensor, Trained]:
-        """From the gradient of the stream after the block to that before it, and the gradients of what trains.
+        """From the gradient of the stream after block i to that before it, and the gradients of what trains.
 
         product: `grad` as the next product takes it.   below: the block before, or None where nothing before this block trains.
         Then the first two results do not matter.
         """
-        down, up = trained.down, trained.up
+        down, up, branch = trained.down, trained.up, run.branches[i]
         d_prefix = d_down = d_bias = d_up = standard = None
         through = below is not None or trained.prefix is not None
         columns = saved.hidden.shape[1]
-        both = None  # gradient of [hidden, z] before its activations
-        if saved.z is not None and down is not None and up is not None and saved.standard is not None:
-            dz = None
-            if self.in_place and through:
+        both = wide = None  # both: gradient of [h, z] before their activations
+        if branch is not None and saved.z is not None and down is not None and up is not None:
+            wide = branch.wide
+            if wide is not None and through:
                 both = saved.hidden.new_empty(len(grad), columns + len(down))
-                dz = both[:, columns:]
-            dz, d_bias = bottleneck_backward(grad, up, saved.z, p, out=dz)
-            d_up, d_down = grad.t() @ saved.z, dz.t() @ saved.standard
+            dz, d_down, d_bias = bottleneck_backward(
+                grad, up, saved.z, branch.dropout, saved.norm2, out=None if both is None else both[:, columns:]
+            )
+            d_up = grad.t() @ saved.z
             standard = dz @ down if through and both is None else None
         if through:
-            d_hidden = activate_backward(
-                saved.hidden, self.fc2.backward(product), self.fc1.gradient_dtype, quick=self.quick, unit=self.fc1.unit,
-                out=None if both is None else both[:, :columns],
-            )  # fmt: skip
-            if both is None:
-                d_norm = self.fc1.backward(d_hidden)
-            else:
-                assert self.wide is not None
-                d_norm = both @ self.wide.first
+            d_hidden = self.expand_backward(saved.hidden, product, run, None if both is None else both[:, :columns])
+            d_norm = self.fc1.backward(d_hidden) if wide is None or both is None else both @ wide.first
             grad, product = norm_backward(
                 saved.norm2, self.norm2, d_norm, standard=standard, more=grad, dtype=self.proj.gradient_dtype,
                 unit=self.proj.unit,
@@ -380,7 +374,7 @@ class Blocks(torch.autograd.Function):
         trained = [Trained(*tensors[4 * i : 4 * i + 4]) for i in range(len(blocks))]
         ctx.kept, rest = [], None
         for i, block in enumerate(blocks):
-            x, rest, saved = block.forward(x, rest, trained[i], run.dropouts[i], run, keep=i >= first)
+            x, rest, saved = block.forward(i, x, rest, trained[i], run, keep=i >= first)
             if i >= first:
                 ctx.kept.append(saved)
         ctx.blocks, ctx.run, ctx.trained, ctx.first = blocks, run, trained, first
@@ -396,9 +390,7 @@ class Blocks(torch.autograd.Function):
         for i in reversed(range(first, len(blocks))):
             # The input of the first one may have a gradient, too. Its format does not matter.
             below = blocks[i - 1] if i > first else blocks[i] if ctx.needs_input_grad[2] else None
-            grad, product, gradients = blocks[i].backward(
-                kept.pop(), grad, product, ctx.trained[i], run.dropouts[i], run, below
-            )
+            grad, product, gradients = blocks[i].backward(i, kept.pop(), grad, product, ctx.trained[i], run, below)
             found.append(gradients)
         unused = [None] * (4 * first)
         return None, None, grad if ctx.needs_input_grad[2] else None, *unused, *(t for g in reversed(found) for t in g)
@@ -413,6 +405,8 @@ class FusedViT:
         self.class_only = encoder.model.global_pool == "token"
         self.prompt_weights: tuple[Tensor, ...] | None = None
         self.table: Tensor | None = None  # class token and position embeddings
+        self.wide: Wide | None = None  # of all blocks with a branch, one after another
+        self.epilogues: ModuleType | None = None  # product_epilogues.py, once it is used
 
     @functools.cached_property
     def blocks(self) -> list[FrozenBlock]:
@@ -460,8 +454,8 @@ class FusedViT:
         if encoder.tokens is not None:
             x = torch.cat([x, encoder.tokens.to(x.dtype).expand(len(x), -1, -1)], dim=1)
         shape, prefixes = x.shape, self.prefixes(x.dtype)
-        branches, dropouts = self.branches(x.dtype)
-        run = Pass(shape[1], encoder.attends_two_sources(x), dropouts)
+        branches, passes = self.branches(x.dtype)
+        run = Pass(shape[1], encoder.attends_two_sources(x), passes, self.epilogues)
         tensors = [t for prefix, branch in zip(prefixes, branches, strict=True) for t in (prefix, *branch)]
         x = Blocks.apply(self.blocks, run, x.flatten(0, 1), *tensors).view(shape[0], -1, shape[2])
         if encoder.tokens is not None and not self.class_only:
@@ -495,13 +489,13 @@ class FusedViT:
         )
         return found
 
-    def branches(self, dtype: torch.dtype) -> tuple[list[tuple[Tensor | None, ...]], list[float]]:
-        """Down, its bias and Up of each block's branch, and its dropout: all blocks in a few operations."""
+    def branches(self, dtype: torch.dtype) -> tuple[list[tuple[Tensor | None, ...]], list[BranchPass | None]]:
+        """Down, its bias and Up of each block's branch, and how it is computed: all blocks in a few operations."""
         found: list[tuple[Tensor | None, ...]] = [(None, None, None)] * len(self.blocks)
-        dropouts = [0.0] * len(self.blocks)
+        passes: list[BranchPass | None] = [None] * len(self.blocks)
         modules: dict[int, Any] = {int(i): m for i, m in self.encoder.branches.items()}
         if not modules:
-            return found, dropouts
+            return found, passes
 
         def stack(name: str) -> Tensor:
             return torch.stack([module.get_parameter(name) for module in modules.values()])
@@ -510,11 +504,30 @@ class FusedViT:
         bias = stack("down.bias") + (down * stack("norm.bias")[:, None]).sum(2)
         up = scale * torch.cat([stack("up.weight"), stack("up.bias")[:, :, None]], 2)
         up = torch.nn.functional.pad(up, (0, EXTRA - 1))
-        parts = ((down * stack("norm.weight")[:, None]).to(dtype), bias.to(dtype), up.to(dtype))
-        for i, *tensors in zip(modules, *(part.unbind() for part in parts), strict=True):
-            dropout = modules[i].dropout
-            found[i], dropouts[i] = tuple(tensors), dropout.p if dropout.training else 0.0
-        return found, dropouts
+        down, up = (down * stack("norm.weight")[:, None]).to(dtype), up.to(dtype)
+        dropouts = [module.dropout.p if module.dropout.training else 0.0 for module in modules.values()]
+        seeds: Any = [None] * len(modules)
+        if any(dropouts):
+            seeds = torch.randint(2**31 - 1, (len(modules), 1), device=down.device, dtype=torch.int32)
+        wide = self.widen(list(modules), down.detach(), up.detach()) if self.blocks[0].in_place else None
+        for k, (i, *tensors) in enumerate(zip(modules, down.unbind(), bias.float().unbind(), up.unbind(), strict=True)):
+            found[i] = tuple(tensors)
+            passes[i] = BranchPass(dropouts[k], seeds[k], wide and Wide(wide.second[k], wide.first[k]))
+        return found, passes
+
+    def widen(self, used: list[int], down: Tensor, up: Tensor) -> Wide:
+        """[W2, Up] and [W1; Down] of the blocks with a branch, with the branches' weights as they are now."""
+        columns = len(self.blocks[0].fc1.weight)
+        if self.wide is None:
+            blocks = [self.blocks[i] for i in used]
+            second = up.new_empty(len(used), up.shape[1], columns + up.shape[2])
+            first = down.new_empty(len(used), columns + down.shape[1], down.shape[2])
+            second[:, :, :columns] = torch.stack([block.fc2.weight for block in blocks])
+            first[:, :columns] = torch.stack([block.fc1.weight for block in blocks])
+            self.wide = Wide(second, first)
+        self.wide.second[:, :, columns:] = up
+        self.wide.first[:, columns:] = down
+        return self.wide
 
 
 def unfusable(encoder: Encoder) -> str | None:

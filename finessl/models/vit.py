@@ -153,7 +153,7 @@ class ViTEncoder(Encoder):
         self.adapters = nn.ModuleDict()
         self.embed, self.run_block = embed, run_block
         self.two_sources: bool | None = None  # attention by prefix_attention.py; None: where it is faster
-        self.fused: Callable[[Tensor], Tensor] | None = None  # the forward pass by fused_vit.py
+        self.fused: Any = None  # the forward pass by fused_vit.py: a FusedViT, which needs Triton
 
     @property
     def depth(self) -> int:

@@ -22,6 +22,8 @@ https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 from __future__ import annotations
 
 import contextlib
+import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -31,7 +33,14 @@ from torch import Tensor
 from finessl.data.loader import Views
 from finessl.errors import FinesslError
 from finessl.methods.base import HeadOutputs, Result
-from finessl.models.build import compile_encoder, fuse_encoder
+from finessl.models.build import (
+    can_use_epilogues,
+    compile_encoder,
+    fuse_encoder,
+    import_epilogues,
+    use_epilogues,
+    uses_epilogues,
+)
 from finessl.models.network import Network
 from finessl.runtime.compile import compiled, uncompiled
 from finessl.runtime.precision import autocast
@@ -39,6 +48,8 @@ from finessl.training.step import TrainingStep
 
 MIN_CAPTURED_BATCH = 32  # images; with fewer the device is mostly idle during evaluation
 MIN_COMPILED_STEPS = 200  # steps of a run that repays the time of compiling
+MIN_EPILOGUE_STEPS = 5000  # steps of a run that repays importing product_epilogues.py
+EPILOGUE_STEP = 1000  # from which on it uses them. A fixed step: a resumed run uses the same kernels at every step
 
 
 class Forward(Protocol):
@@ -63,12 +74,15 @@ def capturing(what: str) -> Iterator[None]:
 
 
 class CudaGraphStep:
-    """A TrainingStep that is captured after `EAGER_STEPS` eager steps and replayed from then on."""
+    """A TrainingStep that is captured after `EAGER_STEPS` eager steps and replayed from then on.
+
+    epilogues: from EPILOGUE_STEP on by product_epilogues.py, which a thread imports meanwhile."""
 
     EAGER_STEPS = 3
 
-    def __init__(self, eager: TrainingStep) -> None:
+    def __init__(self, eager: TrainingStep, *, epilogues: bool = False) -> None:
         self.eager = eager
+        self.importing = threading.Thread(target=import_epilogues, daemon=True) if epilogues else None
         self.stream = torch.cuda.Stream(eager.device, priority=-1)  # before the next views, which can wait
         self.parameters = list(eager.network.parameters())
         self.reset(None)
@@ -81,6 +95,8 @@ class CudaGraphStep:
         self.result: Result | None = None  # static outputs
 
     def __call__(self, step: int, views: Views) -> Result:
+        if self.importing is not None:
+            self.prepare_epilogues(self.importing, step)
         signature = ([tensor.shape for tensor in views.tensors()], [p.requires_grad for p in self.parameters])
         if signature != self.signature:
             self.reset(signature)
@@ -95,6 +111,21 @@ class CudaGraphStep:
             static.copy_(tensor, non_blocking=True)
         self.graph.replay()
         return self.result
+
+    def prepare_epilogues(self, importing: threading.Thread, step: int) -> None:
+        """Import them once the first capture is done, so that the first steps are not delayed."""
+        due = step >= EPILOGUE_STEP
+        if importing.ident is None and (due or self.graph is not None):
+            importing.start()
+        if due:
+            importing.join()
+            self.importing = None
+            try:
+                use_epilogues(self.eager.network.encoder)
+            except Exception as error:  # of another package's import
+                warnings.warn(f"training goes on without finessl[hopper]: {error!r}", stacklevel=2)
+                return
+            self.reset(None)
 
     def compute(self, views: Views) -> Result:
         """An eager step, on the stream that captures later: autograd accumulates gradients on the stream of their first
@@ -154,10 +185,11 @@ class CudaGraphForward:
         self.network, self.device, self.precision = step.network, step.device, step.precision
         self.batch_size = step.train.batch_size * step.train.mu
         self.shares_compiled = not step.network.dropouts()
+        self.epilogues = False  # those of the captured encoder
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, images: Tensor) -> HeadOutputs:
-        if self.graph is None:
+        if self.graph is None or self.epilogues != uses_epilogues(self.network.encoder):
             self.capture(images)
         assert self.graph is not None
         self.images.copy_(images)
@@ -165,6 +197,7 @@ class CudaGraphForward:
         return self.network.classify(self.features)
 
     def capture(self, images: Tensor) -> None:
+        self.graph, self.epilogues = None, uses_epilogues(self.network.encoder)
         self.images = images.clone()
         current, stream = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
         stream.wait_stream(current)
@@ -220,4 +253,7 @@ def compile_and_capture(step: TrainingStep, *, compile: bool | None, steps: int)
     # of the random number generator, which a capture does not allow).
     checkpointing = any(part.checkpointing for part in step.network.encoder.parts())
     can_capture = step.device.type == "cuda" and step.precision != "fp16" and not checkpointing
-    return CudaGraphStep(step) if can_capture else step
+    if not can_capture:
+        return step
+    long = fused and steps >= MIN_EPILOGUE_STEPS
+    return CudaGraphStep(step, epilogues=long and can_use_epilogues(step.network.encoder, step.precision, step.device))

@@ -26,7 +26,7 @@ from finessl.data.dataset import Dataset
 from finessl.data.splits import Split
 from finessl.frozen.features import FrozenEncoder, count_missing, encode_images
 from finessl.inference.encode import encode
-from finessl.methods.base import Batch, Method, Outputs, Result
+from finessl.methods.base import HeadOutputs, Method, Result
 from finessl.models.backbones import create_backbone
 from finessl.runs.directory import RESUMES
 from finessl.runtime.files import write_arrays, writing
@@ -69,21 +69,21 @@ class Diagnostics:
         self.rows = len(GROUPS) * torch.arange(len(self.values), device=device)[:, None]
 
     @torch.no_grad()
-    def observe(self, outputs: Outputs, batch: Batch, result: Result) -> None:
-        if result.pseudo is None or batch.index is None:
+    def observe(self, weak: HeadOutputs | None, index: Tensor | None, result: Result) -> None:
+        if result.pseudo is None or index is None:
             return
-        pseudo, truth = result.pseudo, self.truth[batch.index]
+        pseudo, truth = result.pseudo, self.truth[index]
         given = pseudo >= 0  # self-training methods leave images without a pseudo-label
         known, right = given & (truth >= 0), given & (pseudo == truth)
         result.statistics |= {"pseudo_known": known.float().mean(), "pseudo_correct": right.float().mean()}
-        if outputs.weak is None:
+        if weak is None:
             return
         classes = self.counts.shape[1]
         slot = torch.cat([pseudo.clamp_min(0), classes + truth.clamp_min(0), 2 * classes + truth.clamp_min(0)])
         self.counts.view(-1).index_add_(0, slot, torch.cat([given, known, right]).long())
 
         weight = torch.ones_like(given, dtype=torch.float32) if result.weight is None else result.weight.float()
-        heads = torch.stack([head for head in outputs.weak if head is not None])
+        heads = torch.stack([head for head in weak if head is not None])
         values = torch.cat([heads.float().softmax(-1).amax(-1), weight.clamp(0, 1)[None]])
         group = torch.where(truth == NOVEL, 2, torch.where(truth < 0, 3, 1 - right.long()))
         row = self.rows + group

@@ -21,6 +21,9 @@ from finessl.training.batch_norm import synchronise_batch_norm
 from finessl.training.ema import Ema
 from finessl.training.prior import Prior
 
+# Called with every step's weak logits, the numbers of the images, and the result.
+Observer = Callable[[HeadOutputs | None, Tensor | None, Result], None]
+
 
 def lr_factor(train: TrainRecipe, step: int, phase: tuple[int, int] | None = None) -> float:
     """The learning rate at `step`, as a fraction of the full rate. The schedule spans the steps [first, last) of `phase`."""
@@ -71,7 +74,7 @@ class TrainingStep:
         self.device, self.precision, self.processes = device, precision, processes
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.side_stream: torch.cuda.Stream | None = None  # for what can run at the same time: weak views, `observe`
-        self.observe: Callable[[Outputs, Batch, Result], None] | None = None  # called with every step's results
+        self.observe: Observer | None = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         self.prior: Prior | None = None  # on the pseudo-labels
         self.ema = Ema(self.parameters, train.ema) if train.ema else None
@@ -100,10 +103,10 @@ class TrainingStep:
             weak = self.forward_weak(views)
         trained = self.forward_trained(views)
         self.join()
-        outputs, batch, result = self.heads_and_loss(views, weak, trained)
+        weak_outputs, result = self.heads_and_loss(views, weak, trained)
         if self.observe is not None:
             with self.aside():
-                self.observe(outputs, batch, result)
+                self.observe(weak_outputs, views.index, result)
         self.backward(result)
         self.update()
         self.join()
@@ -143,8 +146,8 @@ class TrainingStep:
 
     def heads_and_loss(
         self, views: Views, weak_features: Tensor | None, trained_features: Tensor
-    ) -> tuple[Outputs, Batch, Result]:
-        """The heads' logits, and the method's loss on the global batch."""
+    ) -> tuple[HeadOutputs | None, Result]:
+        """The heads' logits of the weak views, without their gradient, and the method's loss on the global batch."""
         weak: HeadOutputs | None = None
         if weak_features is not None:
             with torch.no_grad():
@@ -160,8 +163,8 @@ class TrainingStep:
         )
         if self.prior is not None and outputs.weak is not None and views.index is not None:
             outputs.weak = self.prior.apply(outputs.weak, views.index)
-        batch = Batch(views.labels, views.index)
-        return outputs, batch, self.method(outputs, batch)
+        result = self.method(outputs, Batch(views.labels, views.index))
+        return None if outputs.weak is None else outputs.weak.detach(), result
 
     def backward(self, result: Result) -> None:
         self.optimizer.zero_grad(set_to_none=True)

@@ -12,7 +12,7 @@ import torch
 from finessl.data.sources import open_dataset
 from finessl.frozen.features import FrozenEncoder, encode_images
 from finessl.methods import METHODS, create
-from finessl.methods.base import Batch, HeadOutputs, Outputs, Result, Task
+from finessl.methods.base import HeadOutputs, Result, Task
 from finessl.models.backbones import create_backbone
 from finessl.recipe import Recipe
 from finessl.runs.directory import RunDirectory
@@ -70,15 +70,14 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, np.ndarray]]:
 
     observe = Diagnostics.observe
 
-    def watch(self: Diagnostics, outputs: Outputs, batch: Batch, result: Result) -> None:
-        weak = outputs.weak
+    def watch(self: Diagnostics, weak: HeadOutputs | None, index: torch.Tensor, result: Result) -> None:
         assert weak is not None and result.pseudo is not None and result.weight is not None
         step = {"pseudo": result.pseudo.numpy(), "weight": result.weight.numpy()}
-        step["truth"] = self.truth[batch.index].numpy()
+        step["truth"] = self.truth[index].numpy()
         heads = {"confidence": weak.logits, "confidence_aux": weak.aux}
         step |= {n: z.detach().softmax(1).max(1)[0].numpy() for n, z in heads.items() if z is not None}
         seen.append(step)
-        observe(self, outputs, batch, result)
+        observe(self, weak, index, result)
 
     monkeypatch.setattr(Diagnostics, "observe", watch)
     return seen
@@ -117,8 +116,8 @@ def test_images_without_a_pseudo_label_do_not_count(tmp_path: Path) -> None:
     method = create("fpl", Task(3, 6, 10, labeled=3), {})
     watched = Diagnostics(method, np.array([0, 1, 2, 0, -1, -2]), torch.device("cpu"))
     logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 2, 0], [0, 0, 0], [0, 0, 5], [0, 0, 5]])
-    inputs = Outputs(HeadOutputs(logits), HeadOutputs(logits)), Batch(torch.zeros(3).long(), torch.arange(6))
-    watched.observe(*inputs, Result(torch.zeros(()), {}, torch.tensor([0, -1, 1, -1, 2, 2]), torch.ones(6)))
+    result = Result(torch.zeros(()), {}, torch.tensor([0, -1, 1, -1, 2, 2]), torch.ones(6))
+    watched.observe(HeadOutputs(logits), torch.arange(6), result)
     line = watched.take(7)
     assert line is not None and line["step"] == 7
     assert (line["pseudo"], line["truth"], line["right"]) == ([1, 1, 2], [1, 0, 1], [1, 0, 0])
@@ -199,7 +198,6 @@ def test_nothing_waits_for_the_device() -> None:
     method = create("finessl", task, {})
     watched = Diagnostics(method, np.zeros(100, np.int64), torch.device("cpu"))
     view = HeadOutputs(torch.randn(32, 10), torch.randn(32, 10))
-    inputs = Outputs(view, view, view), Batch(torch.zeros(32).long(), torch.arange(32))
     answer = Result(torch.zeros(()), {}, view.logits.argmax(1), torch.rand(32))
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -208,7 +206,7 @@ def test_nothing_waits_for_the_device() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "nonzero"):
             patch.setattr(torch.Tensor, name, refuse)
-        watched.observe(*inputs, answer)
+        watched.observe(view, torch.arange(32), answer)
     assert int(watched.counts[0].sum()) == 32
 
 
