@@ -259,7 +259,18 @@ def sum_first(x: Tensor) -> Tensor:
 
 # ---- bottlenecks -----------------------------------------------------------------------------------------------------
 
-BOTTLENECK = (64, 64)  # rows of a program, channels at a time
+
+class Launch(NamedTuple):
+    """How a bottleneck's kernel is launched."""
+
+    rows: int  # of a program
+    channels: int  # read at a time
+    num_warps: int
+    num_stages: int
+
+
+BOTTLENECK = Launch(64, 64, 4, 4)
+BOTTLENECK_BACKWARD = Launch(64, 64, 4, 4)
 
 
 @triton.jit
@@ -352,9 +363,11 @@ def bottleneck(
     copy = x.new_empty(rows, count + EXTRA) if out is not None and keep else None
     out = x.new_empty(rows, count + EXTRA) if out is None else out
     mean, rstd = (None, None) if saved is None else saved[1:]
-    _bottleneck[(triton.cdiv(rows, BOTTLENECK[0]),)](
+    rows_each, channels, num_warps, num_stages = BOTTLENECK
+    _bottleneck[(triton.cdiv(rows, rows_each),)](
         x, mean, rstd, down, bias, out, copy, seed, p, rows, width, out.stride(0), count, count + EXTRA, mean is not None,
-        copy is not None, p > 0, *BOTTLENECK, max(16, triton.next_power_of_2(count)), num_warps=4, num_stages=4,
+        copy is not None, p > 0, rows_each, channels, max(16, triton.next_power_of_2(count)), num_warps=num_warps,
+        num_stages=num_stages,
     )  # fmt: skip
     return out if copy is None else copy
 
@@ -368,13 +381,14 @@ def bottleneck_backward(
     norm.   out: as in `activate`.
     """
     (rows, width), count = grad.shape, z.shape[1] - EXTRA
-    out, programs = grad.new_empty(rows, count) if out is None else out, triton.cdiv(rows, BOTTLENECK[0])
+    rows_each, channels, num_warps, num_stages = BOTTLENECK_BACKWARD
+    out, programs = grad.new_empty(rows, count) if out is None else out, triton.cdiv(rows, rows_each)
     x, mean, rstd = saved
     scaled = out if mean is None else grad.new_empty(rows, count)
     sums = grad.new_empty(programs, 1 if mean is None else 2, count, dtype=torch.float32)
     _bottleneck_backward[(programs,)](
         grad, up, z, mean, rstd, out, scaled, sums, p, rows, width, out.stride(0), count, count + EXTRA, mean is not None,
-        *BOTTLENECK, max(16, triton.next_power_of_2(count)), num_warps=4, num_stages=4,
+        rows_each, channels, max(16, triton.next_power_of_2(count)), num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     d_bias, *d_shift = sum_first(sums)
     d_down = scaled.t() @ x

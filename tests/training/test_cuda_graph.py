@@ -151,6 +151,32 @@ def test_steps_by_hand_written_kernels_agree_with_eager_ones(
 
 
 @gpu
+@pytest.mark.parametrize("works", [True, False])
+def test_epilogues_from_a_fixed_step_on(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imported once the first graph is captured; used, with a second capture, from their step on; or not, with a warning."""
+    fields = {"train.precision": "bf16", "method.name": "supervised"}
+    losses, plain = run(*set_up("cuda", **fields), 16)
+    experiment, step = set_up("cuda", **fields)
+    events: list[str] = []
+
+    def use(encoder: Any) -> None:
+        events.append("used")
+        if not works:
+            raise ImportError("a library is missing")
+
+    capture = CudaGraphStep.capture
+    monkeypatch.setattr(CudaGraphStep, "capture", lambda self, views: [events.append("captured"), capture(self, views)])
+    monkeypatch.setattr("finessl.training.cuda_graph.import_epilogues", lambda: events.append("imported"))
+    monkeypatch.setattr("finessl.training.cuda_graph.use_epilogues", use)
+    monkeypatch.setattr("finessl.training.cuda_graph.EPILOGUE_STEP", 8)
+    with nullcontext() if works else pytest.warns(UserWarning, match="a library is missing"):
+        again, parameters = run(experiment, CudaGraphStep(step, epilogues=True), 16)
+    assert events == ["captured", "imported", "used"] + ["captured"] * works
+    assert again == pytest.approx(losses, rel=1e-5)
+    assert torch.allclose(parameters, plain, rtol=1e-4, atol=1e-6)
+
+
+@gpu
 @pytest.mark.parametrize(("method", "compile"), [("finessl", False), ("supervised", True)])
 def test_captured_steps_in_fp8(method: str, compile: bool) -> None:
     """Forward and backward of the frozen layers. Compiled kernels round at other places, so that losses are only close."""
