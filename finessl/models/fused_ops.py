@@ -270,7 +270,7 @@ class Launch(NamedTuple):
 
 
 BOTTLENECK = Launch(64, 64, 4, 4)
-BOTTLENECK_BACKWARD = Launch(64, 64, 4, 4)
+BOTTLENECK_BACKWARD = Launch(128, 64, 4, 4)
 
 
 @triton.jit
