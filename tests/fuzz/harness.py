@@ -242,8 +242,13 @@ def import_everything() -> None:
     for part in ("analysis", "cli", "data", "frozen", "inference", "methods", "models", "training"):
         package = importlib.import_module(f"finessl.{part}")
         for module in pkgutil.walk_packages(package.__path__, f"finessl.{part}."):
-            if ".scripts." not in module.name:  # these are copied into exports and run there
+            if ".scripts." in module.name:  # these are copied into exports and run there
+                continue
+            try:
                 importlib.import_module(module.name)
+            except ModuleNotFoundError as error:  # of an extra that is not installed
+                if (error.name or "finessl").startswith("finessl"):
+                    raise
     # The parser is built here once, of the same parts and by the same code as in each process of a user.
     parser = typer.main.get_command(finessl.cli.app)
     typer.main.get_command = lambda app: parser
