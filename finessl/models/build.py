@@ -88,7 +88,7 @@ def use_epilogues(encoder: Encoder) -> None:
     from finessl.models import product_epilogues
 
     for part in fused_parts(encoder):
-        part.fused.epilogues = product_epilogues
+        part.fused.use_epilogues(product_epilogues)
 
 
 def uses_epilogues(encoder: Encoder) -> bool:

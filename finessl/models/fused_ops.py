@@ -243,7 +243,7 @@ def _sum_first(x, out, n, D, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, n, ROWS):
-        rows = start + tl.arange(0, ROWS)
+        rows = start + tl.arange(0, ROWS).to(tl.int64)
         inside = (rows < n)[:, None] & (columns < D)[None, :]
         total += tl.sum(tl.load(x + rows[:, None] * D + columns[None, :], mask=inside, other=0.0).to(tl.float32), 0)
     tl.store(out + columns, total.to(out.dtype.element_ty), mask=columns < D)
@@ -271,6 +271,13 @@ class Launch(NamedTuple):
 
 BOTTLENECK = Launch(64, 64, 4, 4)
 BOTTLENECK_BACKWARD = Launch(128, 64, 4, 4)
+MAX_BOTTLENECK = 256  # channels for which a kernel's blocks fit into the shared memory of a GPU
+
+
+def launch_for(count: int, usual: Launch) -> tuple[Launch, int]:
+    """How a bottleneck of `count` channels is launched, and the channels of its blocks."""
+    columns = max(16, triton.next_power_of_2(count))
+    return usual._replace(num_stages=2) if columns > 128 else usual, columns
 
 
 @triton.jit
@@ -363,11 +370,10 @@ def bottleneck(
     copy = x.new_empty(rows, count + EXTRA) if out is not None and keep else None
     out = x.new_empty(rows, count + EXTRA) if out is None else out
     mean, rstd = (None, None) if saved is None else saved[1:]
-    rows_each, channels, num_warps, num_stages = BOTTLENECK
+    (rows_each, channels, num_warps, num_stages), columns = launch_for(count, BOTTLENECK)
     _bottleneck[(triton.cdiv(rows, rows_each),)](
         x, mean, rstd, down, bias, out, copy, seed, p, rows, width, out.stride(0), count, count + EXTRA, mean is not None,
-        copy is not None, p > 0, rows_each, channels, max(16, triton.next_power_of_2(count)), num_warps=num_warps,
-        num_stages=num_stages,
+        copy is not None, p > 0, rows_each, channels, columns, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     return out if copy is None else copy
 
@@ -381,14 +387,14 @@ def bottleneck_backward(
     norm.   out: as in `activate`.
     """
     (rows, width), count = grad.shape, z.shape[1] - EXTRA
-    rows_each, channels, num_warps, num_stages = BOTTLENECK_BACKWARD
+    (rows_each, channels, num_warps, num_stages), columns = launch_for(count, BOTTLENECK_BACKWARD)
     out, programs = grad.new_empty(rows, count) if out is None else out, triton.cdiv(rows, rows_each)
     x, mean, rstd = saved
     scaled = out if mean is None else grad.new_empty(rows, count)
     sums = grad.new_empty(programs, 1 if mean is None else 2, count, dtype=torch.float32)
     _bottleneck_backward[(programs,)](
         grad, up, z, mean, rstd, out, scaled, sums, p, rows, width, out.stride(0), count, count + EXTRA, mean is not None,
-        rows_each, channels, max(16, triton.next_power_of_2(count)), num_warps=num_warps, num_stages=num_stages,
+        rows_each, channels, columns, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     d_bias, *d_shift = sum_first(sums)
     d_down = scaled.t() @ x

@@ -43,6 +43,7 @@ from finessl.models.class_attention import class_attention, class_attention_back
 from finessl.models.encoder import Encoder
 from finessl.models.fused_ops import (
     EXTRA,
+    MAX_BOTTLENECK,
     Norm,
     Statistics,
     activate,
@@ -62,6 +63,7 @@ from finessl.runtime.fp8 import FP8, FP8_GRADIENT, GRADIENT_SCALE, Fp8Linear
 
 ACTIVATIONS = (nn.GELU, QuickGELU)
 MIN_ROWS = 4096  # with which product_epilogues.py is faster than cuBLAS and a kernel for the activation
+ALIGNED = 8  # bf16 numbers
 
 
 class FrozenLinear:
@@ -256,18 +258,22 @@ class FrozenBlock:
 
     def expand(self, x: Tensor, run: Pass, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """h = W1 x + b, and its activation as W2 takes it."""
-        if run.epilogues is not None and self.has_epilogues and len(x) >= MIN_ROWS:
+        if run.epilogues is not None and self.fits_epilogues(len(x), out):
             return run.epilogues.expand(x, self.fc1.weight, self.fc1.bias, out)
         hidden = self.fc1(x)
         return hidden, activate(hidden, self.fc2.dtype, quick=self.quick, out=out)
 
     def expand_backward(self, hidden: Tensor, grad: Tensor, run: Pass, out: Tensor | None) -> Tensor:
         """The gradient of h, from that of W2 act(h)."""
-        if run.epilogues is not None and self.has_epilogues and len(grad) >= MIN_ROWS:
+        if run.epilogues is not None and self.fits_epilogues(len(grad), out):
             return run.epilogues.expand_backward(grad, self.fc2.weight, hidden, out)
         return activate_backward(
             hidden, self.fc2.backward(grad), self.fc1.gradient_dtype, quick=self.quick, unit=self.fc1.unit, out=out
         )
+
+    def fits_epilogues(self, rows: int, out: Tensor | None) -> bool:
+        """QuACK takes rows that begin at multiples of 16 bytes."""
+        return self.has_epilogues and rows >= MIN_ROWS and (out is None or out.stride(0) % ALIGNED == 0)
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -408,6 +414,15 @@ class FusedViT:
         self.wide: Wide | None = None  # of all blocks with a branch, one after another
         self.epilogues: ModuleType | None = None  # product_epilogues.py, once it is used
 
+    def use_epilogues(self, module: ModuleType) -> None:
+        """From now on. An error of the first call, which compiles them, leaves everything as it was."""
+        for block in self.blocks[:1]:
+            if block.has_epilogues:
+                x = block.fc1.weight.new_zeros(MIN_ROWS, block.fc1.weight.shape[1])
+                hidden, _ = module.expand(x, block.fc1.weight, block.fc1.bias)
+                module.expand_backward(x, block.fc2.weight, hidden)
+        self.epilogues = module
+
     @functools.cached_property
     def blocks(self) -> list[FrozenBlock]:
         model, made = self.encoder.model, []
@@ -540,8 +555,11 @@ def unfusable(encoder: Encoder) -> str | None:
         return "pretrained weights train"
     if getattr(encoder.model, "dynamic_img_size", False):
         return "its position embeddings follow the image size"
-    if any(not isinstance(b, Branch) or not isinstance(b.norm, nn.LayerNorm) for b in encoder.branches.values()):
-        return "a branch has no norm"
+    for branch in encoder.branches.values():
+        if not isinstance(branch, Branch) or not isinstance(branch.norm, nn.LayerNorm):
+            return "a branch has no norm"
+        if len(branch.down.weight) > MAX_BOTTLENECK:
+            return f"a branch is wider than {MAX_BOTTLENECK} channels"
     for block in encoder.model.blocks:
         attn, mlp = block.attn, block.mlp
         drops = [m.p for m in block.modules() if isinstance(m, nn.Dropout)]

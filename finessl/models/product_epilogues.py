@@ -9,13 +9,19 @@ To import this module takes seconds, and each of both products takes three more 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
-from quack.activation import dquick_gelu, quick_gelu
-from quack.epilogue.frontend import gemm_epilogue
-from quack.gemm_config import GemmConfig
 from torch import Tensor
+
+from finessl.data.folder_index import cache_folder
+
+os.environ.setdefault("QUACK_CACHE_DIR", str(cache_folder() / "quack"))  # its own is in /tmp, where others may write
+
+from quack.activation import dquick_gelu, quick_gelu  # noqa: E402
+from quack.epilogue.frontend import gemm_epilogue  # noqa: E402
+from quack.gemm_config import GemmConfig  # noqa: E402
 
 # The fastest of 16 on an H200, for 18,912 and 6,304 rows, forward and backward.
 CONFIG = GemmConfig(

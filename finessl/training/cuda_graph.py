@@ -49,7 +49,7 @@ from finessl.training.step import TrainingStep
 MIN_CAPTURED_BATCH = 32  # images; with fewer the device is mostly idle during evaluation
 MIN_COMPILED_STEPS = 200  # steps of a run that repays the time of compiling
 MIN_EPILOGUE_STEPS = 5000  # steps of a run that repays importing product_epilogues.py
-EPILOGUE_STEP = 1000  # from which on it uses them. A fixed step: a resumed run uses the same kernels at every step
+EPILOGUE_STEP = 1000  # from which on it uses them. A fixed step: a resumed run trains every step by the same kernels
 
 
 class Forward(Protocol):
