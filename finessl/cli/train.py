@@ -51,7 +51,7 @@ def train(
     """
     from finessl.runtime.startup import warm_up
 
-    warm_up(device, trains=True)
+    warm_up(device)
     from finessl.api import carry_out, dotted
     from finessl.recipe import Recipe, parse_setting
     from finessl.training.loop import Settings

@@ -2,10 +2,10 @@
 
 Importing PyTorch and timm takes seconds, in which the GPU is idle. `warm_up` creates its context meanwhile, in a thread.
 
-timm imports torchvision, and both mention PyTorch's compiler in decorators of functions that finessl never calls. That alone
-imports the compiler: a third of the time of all imports. `import_timm` puts a stand-in in its place, for the duration of this
-import; afterwards the compiler is imported by whoever uses it. PyTorch's optimizers do: where a command trains, a thread
-imports it while data and weights are read.
+timm imports torchvision, and both mention PyTorch's compiler in decorators of functions that finessl never calls. PyTorch's
+optimizers do so in decorators that change nothing in an eager step. That alone imports the compiler, which takes longer than
+PyTorch itself. `import_timm` and `training/optimizers.py` put a stand-in in its place while they call these packages. At other
+times the compiler is imported by whoever uses it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from typing import Any
 COMPILER = "torch._dynamo"
 
 
-def warm_up(device: str, *, trains: bool = False) -> None:
-    """Prepare for work on `device`, as the command line names it: at the start of a command, before its other imports.
-
-    trains: the command creates an optimizer.
-    """
+def warm_up(device: str) -> None:
+    """Prepare for work on `device`, as the command line names it: at the start of a command, before its other imports."""
     with without_collection():
         import torch  # noqa: F401
 
@@ -35,8 +32,6 @@ def warm_up(device: str, *, trains: bool = False) -> None:
         if alone and (device == "auto" or device.startswith("cuda")):
             threading.Thread(target=_create_context, args=(device,), daemon=True).start()
         import_timm()
-    if trains:
-        threading.Thread(target=importlib.import_module, args=(COMPILER,), daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -62,7 +57,7 @@ def _create_context(device: str) -> None:
 
 
 def import_timm() -> None:
-    if COMPILER not in sys.modules and "timm" not in sys.modules:
+    if "timm" not in sys.modules:
         try:
             with stand_in():
                 import timm
@@ -74,20 +69,33 @@ def import_timm() -> None:
 
 @contextlib.contextmanager
 def stand_in() -> Iterator[None]:
-    """The few names of the compiler that are used at import."""
+    """In place of the compiler, unless it is imported already: the few names that eager code uses. Another name imports it."""
+    if COMPILER in sys.modules:
+        yield
+        return
     package, utils = ModuleType(COMPILER), ModuleType(f"{COMPILER}.utils")
-    package.__path__ = []
-    package.disable = disable  # type: ignore[attr-defined]
-    utils.is_compile_supported = lambda device: False  # type: ignore[attr-defined]
     modules = {module.__name__: module for module in (package, utils)}
+
+    def remove() -> None:
+        for name, module in modules.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+    def other(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        remove()
+        return getattr(importlib.import_module(COMPILER), name)
+
+    vars(package).update(__path__=[], __getattr__=other, disable=disable, graph_break=lambda: None)
+    vars(utils).update(is_compile_supported=lambda device: False)
     sys.modules.update(modules)
     try:
         yield
     finally:
-        for name in modules:
-            del sys.modules[name]
+        remove()
 
 
-def disable(function: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
-    """A decorator that changes nothing: the functions that timm keeps from the compiler are of models that are not compiled."""
+def disable(function: Any = None, *arguments: Any, **options: Any) -> Any:
+    """A decorator that changes nothing: it keeps functions from the compiler, which finessl does not compile."""
     return (lambda same: same) if function is None else function

@@ -36,7 +36,7 @@ from finessl.runtime.callbacks import Progress, no_progress
 from finessl.runtime.distributed import Processes
 from finessl.runtime.files import sha256
 from finessl.training.feature_cache import CachedLoader
-from finessl.training.step import make_optimizer
+from finessl.training.optimizers import make_optimizer
 
 RESIZE = 256 / 224  # training crops come from images whose shorter side is this much longer than the input
 

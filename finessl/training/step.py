@@ -42,19 +42,6 @@ def lr_factor(train: TrainRecipe, step: int, phase: tuple[int, int] | None = Non
     return 0.5 * (1 + math.cos(math.pi * done))
 
 
-def make_optimizer(network: Network, train: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
-    groups = network.parameter_groups(lr=train.lr, weight_decay=train.weight_decay, backbone_lr=train.backbone_lr)
-    for group in groups:
-        group["initial_lr"] = group["lr"]
-    gpu = device.type == "cuda"
-    if gpu:  # a tensor on the device: a captured step reads the rate from it
-        for group in groups:
-            group["lr"] = torch.tensor(group["initial_lr"], device=device)
-    if train.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum, nesterov=train.nesterov, fused=gpu)
-    return torch.optim.AdamW(groups, lr=train.lr, fused=gpu, capturable=gpu)
-
-
 class TrainingStep:
     """forward, loss, backward, update."""
 

@@ -26,7 +26,8 @@ from finessl.runtime.precision import autocast
 from finessl.training.cuda_graph import CudaGraphForward, CudaGraphStep, EagerForward, compile_and_capture, make_forward
 from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.experiment import Experiment, prepare
-from finessl.training.step import TrainingStep, make_optimizer
+from finessl.training.optimizers import make_optimizer
+from finessl.training.step import TrainingStep
 from finessl.training.timing import random_pixels
 
 gpu = pytest.mark.gpu

@@ -26,7 +26,8 @@ import sys, torch
 from finessl.recipe import Recipe
 from finessl.runtime.distributed import processes
 from finessl.training.experiment import prepare
-from finessl.training.step import TrainingStep, make_optimizer
+from finessl.training.optimizers import make_optimizer
+from finessl.training.step import TrainingStep
 
 cases, out = eval(sys.argv[1]), sys.argv[2]
 device, answers = torch.device("cpu"), {}

@@ -18,7 +18,8 @@ from finessl.training import feature_cache as cached
 from finessl.training.experiment import Experiment, prepare
 from finessl.training.feature_cache import CachedLoader
 from finessl.training.loop import Settings, train
-from finessl.training.step import TrainingStep, make_optimizer
+from finessl.training.optimizers import make_optimizer
+from finessl.training.step import TrainingStep
 
 from .conftest import TINY, train_until
 

@@ -84,7 +84,7 @@ def test_nothing_piles_up(shapes: Path) -> None:
     experiment = prepare(recipe(shapes), None, torch.device("cpu"))
     network, device = experiment.network.train(), torch.device("cpu")
     from finessl.runtime.distributed import Processes
-    from finessl.training.step import make_optimizer
+    from finessl.training.optimizers import make_optimizer
 
     train_recipe = experiment.recipe.train
     optimizer = make_optimizer(network, train_recipe, device)
