@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder, PooledEncoder
@@ -165,6 +166,23 @@ def test_initial_values(make_vit: Make) -> None:
     fc1 = encoder.model.blocks[0].mlp.fc1
     assert abs(fc1.scale.mean().item() - 1) < 0.01 and abs(fc1.scale.std().item() / 0.02 - 1) < 0.3
     assert abs(fc1.shift.mean().item()) < 0.01
+
+
+def test_prompts_from_tokens_are_inputs_of_their_block(make_vit: Make, kind: str) -> None:
+    """As many prompts as there are patches: the block's own keys and values once more, up to their order and size."""
+    encoder, inputs = make_vit(kind), []
+    for block in encoder.model.blocks:
+        block.norm1.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    encoder.model(torch.empty(1, 3, 32, 32).normal_(generator=seeded()).double())
+    tokens = [F.layer_norm(x[0, encoder.model.num_prefix_tokens :], x.shape[-1:]) for x in inputs]
+    create("vpt-deep", {"length": 16, "layers": 2, "init": "tokens"}).apply(encoder, seeded())
+    assert encoder.prompts is not None and encoder.prompts.shape == (2, 16, 32)
+    deviation = math.sqrt(6 / (3 * 8 * 8 + 32) / 3)
+    for prompts, expected in zip(encoder.prompts, tokens[1:], strict=True):
+        nearest = torch.cdist(prompts / deviation, expected).min(1)
+        assert nearest.values.max() < 1e-3 and len(nearest.indices.unique()) == 16
+    create("vpt-deep", {"length": 50, "init": "tokens"}).apply(other := make_vit(kind), seeded())
+    assert other.prompts is not None and other.prompts.shape == (3, 50, 32)
 
 
 def test_lora_changes_query_and_value_only(make_vit: Make) -> None:

@@ -7,23 +7,27 @@ What: `length` learned vectors per layer are appended to the token sequence; not
 
 Deep prompts are computed as key/value prefixes: the same function for less work (models/vit.py says why).
 
-Caveat: prompts are not zero at the start (uniform in ±√(6 / (3p² + d)), as in the authors' code), so the tuned backbone
-computes other features than the pretrained one from the first step on. Initial head weights must come from the tuned
-encoder, and with few steps prompts may not recover (docs/results.md).
+Initial prompts are uniform in ±√(6 / (3p² + d)), as in the authors' code, or patch tokens (Wang et al. 2024,
+https://arxiv.org/abs/2402.02382, who take tokens of the training images).
+
+Caveat: no prompt leaves the attention as it was, so the tuned backbone computes other features than the pretrained one from the
+first step on. Initial head weights must come from the tuned encoder. Uniform prompts draw more attention than patch tokens do
+and make the features of all images alike; with few steps prompts may not recover (docs/results.md).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from finessl.errors import FinesslError
 from finessl.models.encoder import Encoder
-from finessl.models.tuning.base import Tuning, factory_kwargs, last_blocks, transformer, uniform
-from finessl.models.vit import ViTEncoder
+from finessl.models.tuning.base import Tuning, factory_kwargs, last_blocks, normal, transformer, uniform
+from finessl.models.vit import ViTEncoder, embed, standardise
 from finessl.registry.options import Count
 
 
@@ -37,27 +41,59 @@ class ShallowPrompts(Tuning):
     length: Count = 50
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
-        encoder = transformer(encoder, self.name)
-        encoder.tokens = self.prompts(encoder, (self.length,), generator)
-
-    def prompts(self, encoder: ViTEncoder, shape: tuple[int, ...], generator: torch.Generator | None) -> nn.Parameter:
-        """Initial prompts [*shape, dim]: uniform in ±√(6 / (3p² + d)) for patches of p×p pixels and width d."""
-        if encoder.prompts is not None or encoder.tokens is not None:
-            raise FinesslError(f"{self.name}: the backbone has prompts already.")
-        (height, width), dim = encoder.model.patch_embed.patch_size, encoder.model.embed_dim
-        bound = math.sqrt(6 / (3 * height * width + dim))  # 0.0625 for ViT-B/16
-        return nn.Parameter(uniform((*shape, dim), bound, generator).to(**factory_kwargs(encoder)))
+        encoder = without_prompts(encoder, self.name)
+        encoder.tokens = nn.Parameter(uniform_prompts(encoder, (self.length,), generator).to(**factory_kwargs(encoder)))
 
 
 @dataclass(kw_only=True, eq=False)
 class DeepPrompts(ShallowPrompts):
-    """length: prompts per layer.   layers: last blocks that get prompts; None: all."""
+    """length: prompts per layer.   layers: last blocks that get prompts; None: all.   init: "uniform" random numbers, or
+    "tokens": patch tokens of random noise at the input of each block."""
 
     name = "vpt-deep"
 
     layers: Count | None = None
+    init: Literal["uniform", "tokens"] = "uniform"
 
     def insert(self, encoder: Encoder, generator: torch.Generator | None) -> None:
-        encoder = transformer(encoder, self.name)
+        encoder = without_prompts(encoder, self.name)
         layers = len(list(last_blocks(encoder, self.layers, self.name)))
-        encoder.prompts = self.prompts(encoder, (layers, self.length), generator)
+        if self.init == "tokens":
+            prompts = noise_tokens(encoder, self.length, generator)[-layers:]
+        else:
+            prompts = uniform_prompts(encoder, (layers, self.length), generator)
+        encoder.prompts = nn.Parameter(prompts.to(**factory_kwargs(encoder)))
+
+
+def without_prompts(encoder: Encoder, strategy: str) -> ViTEncoder:
+    """`encoder` if it is a transformer that has no prompts yet; otherwise a FinesslError.   strategy: the name of the one that
+    asks."""
+    encoder = transformer(encoder, strategy)
+    if encoder.prompts is not None or encoder.tokens is not None:
+        raise FinesslError(f"{strategy}: the backbone has prompts already.")
+    return encoder
+
+
+def bound(encoder: ViTEncoder) -> float:
+    """√(6 / (3p² + d)) for patches of p×p pixels and width d."""
+    height, width = encoder.model.patch_embed.patch_size
+    return math.sqrt(6 / (3 * height * width + encoder.model.embed_dim))  # 0.0625 for ViT-B/16
+
+
+def uniform_prompts(encoder: ViTEncoder, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """[*shape, dim]"""
+    return uniform((*shape, encoder.model.embed_dim), bound(encoder), generator)
+
+
+@torch.no_grad()
+def noise_tokens(encoder: ViTEncoder, length: int, generator: torch.Generator | None) -> Tensor:
+    """[depth, length, dim]: patch tokens of images of normal noise at the input of each block, in a random order, standardised,
+    with the deviation of uniform prompts. norm1 hides the deviation from the attention, but the larger it is, the less a step
+    of training turns a prompt."""
+    model = encoder.model
+    size, patches = model.patch_embed.img_size, model.patch_embed.num_patches
+    images = normal((math.ceil(length / patches), 3, *size), 0, 1, generator).to(**factory_kwargs(encoder))
+    outputs = model.forward_intermediates(images, norm=False, output_fmt="NLC", intermediates_only=True)
+    inputs = torch.stack([embed(model, images)[:, model.num_prefix_tokens :], *outputs[:-1]]).flatten(1, 2)
+    chosen = torch.randperm(inputs.shape[1], generator=generator)[:length].to(inputs.device)
+    return bound(encoder) / math.sqrt(3) * standardise(inputs[:, chosen], eps=1e-6)
