@@ -21,6 +21,7 @@ from finessl.training import quick as frozen
 from finessl.training.loop import Settings
 from finessl.training.loop import train as run_recipe
 from finessl.training.plan import Plan, make_plan, read_budget
+from finessl.training.settings import check_out
 
 # Short names of the fields that people set most; any other field goes by its dotted name in `settings=`.
 SHORT = {name: setting.name for name, setting in short_names().items()}
@@ -103,11 +104,20 @@ def carry_out(
         raise FinesslError(
             "--budget is for a run whose length is open: on images of your own, without --recipe, --steps and --backbone."
         )
+    if plans and "model.weights" in given:
+        raise FinesslError(
+            f"--weights {given['model.weights']}: the plan chooses the backbone, so name the one that the file is for: "
+            "--weights NAME=FILE, dinov2-vit-s14=FILE say."
+        )
+    for file in (files or {}).values():
+        if not Path(file).is_file():
+            raise FinesslError(f"--weights: there is no file {file}.")
     if own and run.holds_work():  # as it was planned, or begun
         recipe = run.recipe_file if plans else None
         if not plans and not any(name.startswith("tuning.") for name in given):
             given["tuning.name"] = run.recipe().tuning.name
     elif plans:
+        check_out(run, Recipe.read(None, given, check=False))
         with Display(quiet=settings.quiet) as display:
             made = make_plan(given, read_budget(budget), files=files, device=settings.device, display=display)
             for line in made.lines:
@@ -122,6 +132,8 @@ def carry_out(
     if recipe is not None and (asked := Recipe.read(recipe, given, check=False)).method.name == frozen.METHOD:
         backbone = (asked.model.backbone, asked.model.weights)
         with Display(quiet=settings.quiet) as display:
+            if run.finished():
+                display.log(f"{out} is finished: nothing to do. For another plan or other weights name another --out.")
             frozen.quick(asked, run.path, [backbone], device=settings.device, display=display)
         return run.meta(), None
     return run_recipe(Recipe.read(recipe, given, source=True), out, settings), None

@@ -296,6 +296,26 @@ def test_mistake_without_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr.startswith("finessl: ") and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
+def test_a_refused_run_ends_in_order(shapes: Path, tmp_path: Path) -> None:
+    """A thread reads the backbone at that time. Python's own end would abort the process in C++."""
+    (tmp_path / "list.csv").write_text(f"path,label\n{next((shapes / 'test').rglob('*.png')).relative_to(shapes)},\n")
+    words = ["train", str(shapes), "--labels", str(tmp_path / "list.csv"), "--steps", "3", "--backbone", "embedded"]
+    command = [sys.executable, "-m", "finessl", *words, "--out", str(tmp_path / "run")]
+    for _ in range(3):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 1 and "no row has a label" in done.stderr and len(done.stderr.splitlines()) == 1, done
+
+
+def test_files_of_weights_in_a_planned_run(shapes: Path, tmp_path: Path) -> None:
+    for weights, message in (
+        ("clip.safetensors", r"clip.safetensors: the plan chooses the backbone.*NAME=FILE"),
+        ("dinov2-vit-s14=nowhere.safetensors", r"there is no file nowhere.safetensors"),
+    ):
+        with pytest.raises(FinesslError, match=message):
+            call("train", shapes, "-n", "4", "--weights", weights, "--out", tmp_path / "run")
+
+
 def test_a_run_is_named_after_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from finessl.cli.train import default_out
 

@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def fail(message: str, status: int) -> None:
+    """End without Python's own end. That aborts the process while a thread imports a C++ library or reads weights, and after a
+    KeyboardInterrupt that has passed through a C library Python would kill itself by SIGINT."""
     print(f"finessl: {message}", file=sys.stderr, flush=True)
-    if status > 128:  # Python would kill itself by SIGINT where KeyboardInterrupt has passed through a C library
-        os._exit(status)
-    sys.exit(status)
+    os._exit(status)

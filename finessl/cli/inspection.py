@@ -11,7 +11,7 @@ from finessl.cli.options import Data, Device, Fields, Text, recipe_options
 
 
 @app.command("inspect", no_args_is_help=True)
-@recipe_options("root", "path_column", "label_column", "weights")
+@recipe_options("root", "labels", "path_column", "label_column", "weights")
 def inspect_(
     *,
     data: Data,

@@ -35,8 +35,9 @@ def quick(
 ) -> None:
     """Classify with frozen features, in seconds.
 
-    Encodes every image once. Compares class means, ridge regression, label propagation, EM and a mean of them
-    by cross-validation on the labels, and prints one table. With --out it writes a run for predict, evaluate and report.
+    Encodes every image once. Compares class means, ridge regression, label propagation, EM and the default, which joins
+    some of them, by cross-validation on the labels, and prints one table. With --out it writes a run for predict,
+    evaluate and report.
     """
     from finessl.runtime.startup import warm_up
 

@@ -12,7 +12,7 @@ from finessl.cli.options import Data, Fields, Set, recipe_options
 
 
 @app.command(no_args_is_help=True)
-@recipe_options("root", "path_column", "label_column", "labels_per_class", "seed")
+@recipe_options("root", "labels", "path_column", "label_column", "labels_per_class", "seed")
 def split(
     *,
     data: Data,

@@ -52,14 +52,14 @@ def announcement(
 
 
 def progress_note(statistics: Mapping[str, float], at_step: int, accuracy: float | None, images_per_s: float) -> str:
-    """Speed, loss, use of pseudo-labels and test accuracy. `at_step`: the step of the loss, where that is printed."""
+    """Speed, test accuracy, loss and use of pseudo-labels. `at_step`: the step of the loss, where that is printed."""
     parts = [f"{images_per_s:,.0f} images/s"]
+    if accuracy is not None:
+        parts.append(f"test {accuracy:.2%}")
     if "loss" in statistics:
         parts.append(f"loss {statistics['loss']:.3f}" + (f" at step {at_step:,}" if at_step else ""))
     if "used" in statistics:
-        parts.append(f"pseudo-labels used {statistics['used']:.0%}")
-    if accuracy is not None:
-        parts.append(f"test {accuracy:.2%}")
+        parts.append(f"pseudo {statistics['used']:.0%}")
     return "  ".join(parts)
 
 

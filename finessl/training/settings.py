@@ -78,10 +78,15 @@ def check_out(run: RunDirectory, recipe: Recipe) -> None:
         if run.path.exists() and not run.path.is_dir():
             raise FinesslError(f"--out {run.path} is a file; name a folder.")
         source = Path(recipe.data.root or "", recipe.data.source).expanduser()
-        if run.path.is_dir() and source.is_dir() and run.path.samefile(source):
+        if not (run.path.is_dir() and source.is_dir()):
+            return
+        if run.path.samefile(source):
             raise FinesslError(
                 f"--out {run.path} is the data itself; name a folder of its own, {run.path / 'run'} say."
             )
+        inside = run.path.resolve().is_relative_to(source.resolve())  # a run's folder is no part of the data
+        if inside and not run.recipe_file.exists() and any(run.path.iterdir()):
+            raise FinesslError(f"--out {run.path} is a folder of the data; name a new folder, {run.path / 'run'} say.")
 
 
 def check_step_fits(recipe: Recipe, device: torch.device) -> None:

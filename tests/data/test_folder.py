@@ -88,8 +88,26 @@ def test_a_pile_of_images_and_a_few_names(tmp_path: Path, make) -> None:
     other = open_dataset(tmp_path, labels=str(tmp_path.parent / f"{tmp_path.name}.csv"))
     assert other.train_labels.tolist() == data.train_labels.tolist()
     (tmp_path / "labels.csv").write_text("path,label\n4.jpg,cat\nmissing.jpg,dog\n")
-    with pytest.raises(FinesslError, match=r"1 images that are not in .*missing.jpg"):
+    with pytest.raises(
+        FinesslError, match=r"names 1 image that is not in .*missing.jpg\. Paths are relative to that folder"
+    ):
         open_dataset(tmp_path)
+
+
+def test_a_class_that_may_be_misspelt_is_named(tmp_path: Path, make) -> None:
+    for number in range(6):
+        make.write(tmp_path / f"{number}.jpg")
+    names = ["plastic", "plastic", "paper", "paper", "plasic", "glass"]
+    (tmp_path / "labels.csv").write_text("path,label\n" + "".join(f"{i}.jpg,{name}\n" for i, name in enumerate(names)))
+    data = open_dataset(tmp_path)
+    assert data.notes == ["'plasic' has one label; did you mean 'plastic'?"] and len(data.classes) == 4
+
+
+def test_a_list_that_nobody_has_filled_in(tmp_path: Path, make) -> None:
+    make.write(tmp_path / "pile" / "0.jpg")
+    (tmp_path / "list.csv").write_text("path,label\n0.jpg,\n")
+    with pytest.raises(FinesslError, match=r"list.csv: no row has a label\. Fill in the column label"):
+        open_dataset(tmp_path / "pile", labels=str(tmp_path / "list.csv"))
 
 
 def test_a_separate_test_set(tmp_path: Path, make) -> None:

@@ -78,7 +78,7 @@ def test_paths_are_relative_to_the_table(tmp_path: Path, make, monkeypatch: pyte
         ("path,name\n0.png,a\n", "no column 'label'; it has path, name"),
         ("label\na\n", "no column 'path'"),
         ("path,label\n", "no rows"),
-        ("", "no column 'path'; it has none"),
+        ("", "images.csv is empty"),
         ("path,label\n0.png,a\n,b\n", "path is empty in rows 2"),
         ("path,label\n0.png,a\n./0.png,b\n1.png,b\n", "1 paths more than once: 0.png"),
         (
@@ -106,6 +106,7 @@ def test_bad_tables(table, text: str, message: str) -> None:
         (b"path,label\n0.png,\x81\xff\n", "neither UTF-8 nor cp1252"),
         (b"path,label\n0.png,a\n1\0.png,b\n", "NUL character in rows 2"),
         (b"path,label,Path\n0.png,a,1.png\n", "more than one column path"),
+        (b"", "x.csv is empty: it should hold a header and rows"),
         (b'path,label\n0.png,a\n"' + b"1" * 200_000 + b'",b\n', "cannot be read as a CSV table: field larger"),
     ],
 )

@@ -165,7 +165,7 @@ def test_frozen_features_are_the_result_where_training_has_no_room(planned: Any,
     assert "last step" not in text and "after encoding" in text
     assert "give --weights dinov2-vit-s14=FILE" in " ".join(text.split())  # the hub cannot be reached
     again, same = planned(shapes, "-n", 4, "--budget", "1s")
-    assert same == recipe
+    assert same == recipe and "is finished: nothing to do. For another plan" in " ".join(again.split())
     finessl.train(shapes, out=tmp_path / "copy", recipe=tmp_path / "run" / "recipe.toml", quiet=True)
     assert tomllib.loads((tmp_path / "copy" / "recipe.toml").read_text()) == recipe
 

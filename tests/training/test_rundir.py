@@ -433,6 +433,7 @@ def test_places_where_no_run_can_be_made(photos: Path, tmp_path: Path) -> None:
         (tmp_path / ("n" * 300), "File name too long"),
         (Path("/proc/run"), "cannot write to /proc/run"),
         (photos, "is the data itself"),
+        (photos / "train", "is a folder of the data"),
     ):
         with pytest.raises(FinesslError, match=message):
             train(quick_recipe(photos), out, QUICK)

@@ -8,6 +8,8 @@ any folder with labels.csv (path,label)              the images that it does not
 
 from __future__ import annotations
 
+import difflib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from finessl.runtime.callbacks import Count, no_count
 LABELED, UNLABELED = ("labeled", "labelled"), ("unlabeled", "unlabelled")
 TESTS = ("test", "val", "valid", "validation")
 LABELS = "labels.csv"
+SAME_NAME = 0.85  # similarity (difflib) of names of which one may be misspelt
 PUBLISHED = {  # folders of data sets whose images are inside other files
     "cifar-10-batches-py": "cifar10",
     "cifar-10-batches-bin": "cifar10",
@@ -55,7 +58,13 @@ def open_folder(
             known = by_folder(index, top)
         elif labels and (index.root / LABELS).is_file():
             known = rows_by_path(read_rows(index.root / LABELS))
-        positions, ids, classes = by_table(index, table, known | rows_by_path(rows), without=test)
+        named = known | rows_by_path(rows)
+        if not named:
+            raise FinesslError(
+                f"{table}: no row has a label. Fill in the column label of some rows, and save the file."
+            )
+        positions, ids, classes = by_table(index, table, named, without=test)
+        notes = notes + misspelt(Counter(named.values()))
     else:
         if top not in LABELED and tops.intersection(LABELED):
             raise FinesslError(f"{path}/labeled should hold a folder with images for each class, labeled/<class>/….")
@@ -164,6 +173,15 @@ def inside(index: FolderIndex, *tops: str) -> np.ndarray:
     return np.array([folder.split("/")[0] in tops for folder in index.folders])
 
 
+def misspelt(counts: Counter[str]) -> list[str]:
+    """Classes with one label whose name is nearly that of a class with more."""
+    found = []
+    for name in sorted(name for name, count in counts.items() if count == 1):
+        close = difflib.get_close_matches(name, [n for n, count in counts.items() if count > 1], n=1, cutoff=SAME_NAME)
+        found += [f"{name!r} has one label; did you mean {close[0]!r}?"] if close else []
+    return found
+
+
 def by_folder(index: FolderIndex, top: str) -> dict[str, str]:
     """Path → class of the images in `top`/<class>/…."""
     classes = class_names(index, top)
@@ -182,7 +200,10 @@ def by_table(
     where = {index.paths[i]: n for n, i in enumerate(positions.tolist())}
     missing = [path for path in named if path not in where]
     if missing:
-        raise FinesslError(f"{table} names {len(missing):,} images that are not in {index.root}: {some(missing)}.")
+        counted = "1 image that is" if len(missing) == 1 else f"{len(missing):,} images that are"
+        raise FinesslError(
+            f"{table} names {counted} not in {index.root}: {some(missing)}. Paths are relative to that folder."
+        )
     classes = sorted(set(named.values()), key=natural)
     labels = np.full(len(positions), -1, np.int64)
     labels[[where[path] for path in named]] = label_ids(list(named.values()), classes, table)

@@ -129,8 +129,12 @@ def read_csv(path: Path) -> tuple[dict[str, list[str]], list[str]]:
         rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=start.count), skipinitialspace=True)
         names = [name.strip().lower() for name in next(rows, [])]
         kept = [row + [""] * (len(names) - len(row)) for row in rows if any(row)]
+    except FileNotFoundError as error:
+        raise FinesslError(f"there is no file {path}.") from error
     except (OSError, ImageError, csv.Error) as error:
         raise FinesslError(f"{path} cannot be read as a CSV table: {error}.") from error
+    if not names:
+        raise FinesslError(f"{path} is empty: it should hold a header and rows.")
     refuse_twice(path, names)
     return {name: [row[column] for row in kept] for column, name in enumerate(names)}, notes
 

@@ -111,7 +111,7 @@ def weights_lack(backbone: str, weights: str | None) -> str | None:
 
     if part_names(backbone) != [backbone]:
         parts = weights_files(backbone, weights)
-        return next((lack for part, file in parts.items() if (lack := weights_lack(part, file))), None)
+        return "; ".join(lack for part, file in parts.items() if (lack := weights_lack(part, file))) or None
     if weights is not None:
         return None if Path(weights).is_file() else f"weights of {backbone}: there is no file {weights}"
     from finessl.models.backbones import hub_lacks  # loads timm
