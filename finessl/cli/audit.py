@@ -41,7 +41,8 @@ def audit(
         check_target(out)
         paths, classes = sample_images(run, count, seed)
         write_output(out, [("number", "path", "label"), *((i, path, "") for i, path in enumerate(paths, 1))])
-        print(f"{out}: {count_of(len(paths), 'image')} to judge. Classes: {some(classes, 20)}.")
+        whole = ", all that have no label" if len(paths) < count else ""
+        print(f"{out}: {count_of(len(paths), 'image')} to judge{whole}. Classes: {some(classes, 20)}.")
         print(
             f"Fill in the label column, then: finessl audit {shlex.quote(str(run))} --answers {shlex.quote(str(out))}"
         )

@@ -27,8 +27,8 @@ def train(
     budget: Annotated[
         Text,
         typer.Option(
-            help="Time that a planned run may take: 90s, 15m, 2h; a number alone is seconds. A run on your own data without --recipe, --steps and "
-            "--backbone is planned. [default: 15m, on a GPU 10m]"
+            help="Time that a planned run may take: 90s, 15m, 2h; a number alone is seconds. A run on your own data without "
+            "--recipe, --steps and --backbone is planned. [default: 15m, on a GPU 10m]"
         ),
     ] = None,
     set_: Set = None,
