@@ -141,7 +141,7 @@ def test_step_and_time_left_are_readable_in_80_columns() -> None:
     out = io.StringIO()
     with Display(console(file=out, width=80, force_terminal=True, color_system=None)) as display:
         display.update("training", 11_900, 15_000)
-        display.update("training", 12_000, 15_000, "97 images/s  test 25.00%  loss 5.895  pseudo 100%")
+        display.update("training", 12_000, 15_000, "97 images/s  test 25.00%  loss 5.895  pseudo-labels 100%")
         display.progress.refresh()
     line = next(line for line in reversed(out.getvalue().splitlines()) if "training" in line)
     assert re.search(r"12000/15000 0:00:\d\d", line) and "97 images/s  test 25.00%" in line

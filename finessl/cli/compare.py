@@ -14,17 +14,9 @@ from finessl.cli.options import Data, Fields, Plugins, Set, Text, Texts, note, r
 
 @app.command(no_args_is_help=True)
 @recipe_options(
-    "root",
-    "labels",
-    "path_column",
-    "label_column",
-    "labels_per_class",
-    "backbone",
-    "weights",
-    "steps",
-    "image_size",
+    "root", "labels", "path_column", "label_column", "labels_per_class", "backbone", "weights", "steps", "image_size",
     "precision",
-)
+)  # fmt: skip
 @engine_options
 def compare(
     *,

@@ -63,7 +63,7 @@ from finessl.runtime.fp8 import FP8, FP8_GRADIENT, GRADIENT_SCALE, Fp8Linear
 
 ACTIVATIONS = (nn.GELU, QuickGELU)
 MIN_ROWS = 4096  # with which product_epilogues.py is faster than cuBLAS and a kernel for the activation
-ALIGNED = 8  # bf16 numbers
+ALIGNED = 8  # bf16 numbers, 16 bytes
 
 
 class FrozenLinear:
@@ -416,11 +416,11 @@ class FusedViT:
 
     def use_epilogues(self, module: ModuleType) -> None:
         """From now on. An error of the first call, which compiles them, leaves everything as it was."""
-        for block in self.blocks[:1]:
-            if block.has_epilogues:
-                x = block.fc1.weight.new_zeros(MIN_ROWS, block.fc1.weight.shape[1])
-                hidden, _ = module.expand(x, block.fc1.weight, block.fc1.bias)
-                module.expand_backward(x, block.fc2.weight, hidden)
+        block = self.blocks[0]
+        if block.has_epilogues:
+            x = block.fc1.weight.new_zeros(MIN_ROWS, block.fc1.weight.shape[1])
+            hidden, _ = module.expand(x, block.fc1.weight, block.fc1.bias)
+            module.expand_backward(x, block.fc2.weight, hidden)
         self.epilogues = module
 
     @functools.cached_property

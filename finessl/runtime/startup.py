@@ -82,7 +82,7 @@ def stand_in() -> Iterator[None]:
                 del sys.modules[name]
 
     def other(name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__"):  # the inspect module asks every module for its __file__
             raise AttributeError(name)
         remove()
         return getattr(importlib.import_module(COMPILER), name)
@@ -97,5 +97,5 @@ def stand_in() -> Iterator[None]:
 
 
 def disable(function: Any = None, *arguments: Any, **options: Any) -> Any:
-    """A decorator that changes nothing: it keeps functions from the compiler, which finessl does not compile."""
+    """A decorator that changes nothing. The compiler's own keeps it from functions that finessl does not compile."""
     return (lambda same: same) if function is None else function

@@ -59,7 +59,7 @@ def progress_note(statistics: Mapping[str, float], at_step: int, accuracy: float
     if "loss" in statistics:
         parts.append(f"loss {statistics['loss']:.3f}" + (f" at step {at_step:,}" if at_step else ""))
     if "used" in statistics:
-        parts.append(f"pseudo {statistics['used']:.0%}")
+        parts.append(f"pseudo-labels {statistics['used']:.0%}")
     return "  ".join(parts)
 
 
