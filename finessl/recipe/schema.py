@@ -79,8 +79,8 @@ class DataRecipe(Options):
 class ModelRecipe(Options):
     backbone: str = declare("clip-vit-b16", "Backbone (finessl list backbones), or any timm name.", short="backbone")
     weights: str | None = declare(
-        None, "File with the backbone's weights (safetensors or pt; timm, OpenAI or Hugging Face keys). In a planned run "
-        "NAME=FILE, separated by commas.",
+        None, "File with the backbone's weights (safetensors or pt; timm, OpenAI or Hugging Face keys). Where train "
+        "plans the run: NAME=FILE,NAME=FILE.",
         unset="timm's hub", short="weights",
     )  # fmt: skip
     pretrained: bool = declare(True, "Start from pre-trained weights; false: from random ones.")
