@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 ELEMENTS = 4096  # per program of an elementwise kernel
-EXTRA = 8  # columns that `bottleneck` appends: rows of bf16 numbers stay aligned to 16 bytes
+ALIGNED = 16  # columns: rows of fp8 numbers that are whole multiples of it begin at multiples of 16 bytes
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -283,11 +283,11 @@ def launch_for(count: int, usual: Launch) -> tuple[Launch, int]:
 @triton.jit
 def _bottleneck(
     x, mean, rstd, down, bias, z, copy, seed, p, R, D, STRIDE: tl.constexpr, K: tl.constexpr, W: tl.constexpr,
-    NORM: tl.constexpr, COPY: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    NORM: tl.constexpr, COPY: tl.constexpr, DROP: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows. W: K and the extra columns. STRIDE: from row to row of z. COLUMNS: at least K. NORM: x is normalised first.
-    COPY: z is also written to `copy`, whose rows lie together."""
+    """ROWS rows. W: K and the extra columns, 16 at most. STRIDE: from row to row of z. COLUMNS: at least K. NORM: x is
+    normalised first. COPY: z is also written to `copy`, whose rows lie together. LIMIT: of z."""
     rows, ks = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     if NORM:
         middle = tl.load(mean + rows, mask=rows < R, other=0.0)[:, None]
@@ -309,10 +309,10 @@ def _bottleneck(
         u = tl.reshape(tl.join(tl.join(u0, u1), tl.join(u2, u3)), (ROWS, COLUMNS))
         y = tl.where(u >= p, y / (1 - p), 0.0)
     inside = (rows < R)[:, None] & (ks < K)[None, :]
-    tl.store(z + rows[:, None] * STRIDE + ks[None, :], y.to(z.dtype.element_ty), mask=inside)
-    more = tl.arange(0, W - K)
-    one = tl.where(more == 0, 1.0, 0.0)[None, :] + tl.zeros((ROWS, W - K), tl.float32)
-    extra = (rows < R)[:, None] & (more >= 0)[None, :]
+    tl.store(z + rows[:, None] * STRIDE + ks[None, :], rounded(y, z, LIMIT), mask=inside)
+    more = tl.arange(0, 16)
+    one = tl.where(more == 0, 1.0, 0.0)[None, :] + tl.zeros((ROWS, 16), tl.float32)
+    extra = (rows < R)[:, None] & (more < W - K)[None, :]
     tl.store(z + rows[:, None] * STRIDE + K + more[None, :], one.to(z.dtype.element_ty), mask=extra)
     if COPY:
         tl.store(copy + rows[:, None] * W + ks[None, :], y.to(copy.dtype.element_ty), mask=inside)
@@ -349,6 +349,11 @@ def _bottleneck_backward(
         tl.store(own + K, tl.sum(d, 0), mask=ks < K)
 
 
+def bottleneck_width(count: int) -> int:
+    """Columns of `bottleneck`'s result for `count` channels."""
+    return (count // ALIGNED + 1) * ALIGNED
+
+
 def bottleneck(
     x: Tensor,
     down: Tensor,
@@ -360,40 +365,42 @@ def bottleneck(
     out: Tensor | None = None,
     keep: bool = True,
 ) -> Tensor:
-    """z = Dropout(ReLU(x̂ downᵀ + bias)) [R, K + EXTRA] of rows x̂ [R, D]. The first of the extra columns is 1 and the others
+    """z = Dropout(ReLU(x̂ downᵀ + bias)) [R, bottleneck_width(K)] of rows x̂ [R, D]. The first column after K is 1 and the others
     are 0, so that a bias may be a column of the matrix that follows, and its gradient too.
 
     x: x̂, or the input of its norm where `saved` has the statistics.   p: probability of a zero.   seed: [1], for p > 0.
-    out: columns of a wider matrix that z is written to; with `keep` also to a matrix of its own, which is returned.
+    out: columns of a wider matrix that z is written to, in its format; with `keep` also to a matrix of its own, which is
+    returned.
     """
-    (rows, width), count = x.shape, len(down)
-    copy = x.new_empty(rows, count + EXTRA) if out is not None and keep else None
-    out = x.new_empty(rows, count + EXTRA) if out is None else out
+    (rows, width), count, columns_z = x.shape, len(down), bottleneck_width(len(down))
+    copy = x.new_empty(rows, columns_z) if out is not None and keep else None
+    out = x.new_empty(rows, columns_z) if out is None else out
     mean, rstd = (None, None) if saved is None else saved[1:]
     (rows_each, channels, num_warps, num_stages), columns = launch_for(count, BOTTLENECK)
     _bottleneck[(triton.cdiv(rows, rows_each),)](
-        x, mean, rstd, down, bias, out, copy, seed, p, rows, width, out.stride(0), count, count + EXTRA, mean is not None,
-        copy is not None, p > 0, rows_each, channels, columns, num_warps=num_warps, num_stages=num_stages,
+        x, mean, rstd, down, bias, out, copy, seed, p, rows, width, out.stride(0), count, columns_z, mean is not None,
+        copy is not None, p > 0, limit(out.dtype), rows_each, channels, columns, num_warps=num_warps,
+        num_stages=num_stages,
     )  # fmt: skip
     return out if copy is None else copy
 
 
 def bottleneck_backward(
-    grad: Tensor, up: Tensor, z: Tensor, p: float, saved: Statistics, *, out: Tensor | None = None
+    grad: Tensor, up: Tensor, z: Tensor, p: float, saved: Statistics, *, count: int, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of y = x̂ downᵀ + bias [R, K], of down, and of bias in float32.
 
-    grad: [R, D], of z upᵀ.   up: [D, K + EXTRA].   z: of `bottleneck`; it is positive where a gradient passes.   saved: of the
-    norm.   out: as in `activate`.
+    grad: [R, D], of z upᵀ.   up: [D, bottleneck_width(K)].   z: of `bottleneck`; it is positive where a gradient passes.
+    saved: of the norm.   count: K.   out: as in `activate`.
     """
-    (rows, width), count = grad.shape, z.shape[1] - EXTRA
+    rows, width = grad.shape
     (rows_each, channels, num_warps, num_stages), columns = launch_for(count, BOTTLENECK_BACKWARD)
     out, programs = grad.new_empty(rows, count) if out is None else out, triton.cdiv(rows, rows_each)
     x, mean, rstd = saved
     scaled = out if mean is None else grad.new_empty(rows, count)
     sums = grad.new_empty(programs, 1 if mean is None else 2, count, dtype=torch.float32)
     _bottleneck_backward[(programs,)](
-        grad, up, z, mean, rstd, out, scaled, sums, p, rows, width, out.stride(0), count, count + EXTRA, mean is not None,
+        grad, up, z, mean, rstd, out, scaled, sums, p, rows, width, out.stride(0), count, z.shape[1], mean is not None,
         rows_each, channels, columns, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     d_bias, *d_shift = sum_first(sums)

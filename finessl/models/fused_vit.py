@@ -16,8 +16,8 @@ autograd would not:
   then; the backward pass needs only x̂ = (x − mean) / deviation of each norm. That is what Wq and W1 multiply: they contain
   the norms' weights and biases. The biases of Wp and W2 are not added to x: their sum over the blocks so far, `shift`, is
   known beforehand and added within the norms.
-- In bf16, AdaptFormer's branch needs no product of its own to be added to x: [act, z] [W2, Up]ᵀ is one, with z the branch's
-  hidden numbers; and so is its part of the gradient of x̂, [d hidden, dz] [W1; Down].
+- AdaptFormer's branch needs no product of its own to be added to x: [act, z] [W2, Up]ᵀ is one, with z the branch's hidden
+  numbers, in fp8 too. In bf16 so is its part of the gradient of x̂, [d hidden, dz] [W1; Down].
 - In fp8 a product cannot add to x. The sum is part of the next norm, whose input is kept. The backward pass of a norm writes
   its result twice, as it is and in fp8 for the next product.
 
@@ -42,7 +42,6 @@ from torch import Tensor, nn
 from finessl.models.class_attention import class_attention, class_attention_backward
 from finessl.models.encoder import Encoder
 from finessl.models.fused_ops import (
-    EXTRA,
     MAX_BOTTLENECK,
     Norm,
     Statistics,
@@ -51,6 +50,7 @@ from finessl.models.fused_ops import (
     add_norm,
     bottleneck,
     bottleneck_backward,
+    bottleneck_width,
     cast,
     cut_patches,
     embed_tokens,
@@ -63,7 +63,7 @@ from finessl.runtime.fp8 import FP8, FP8_GRADIENT, GRADIENT_SCALE, Fp8Linear
 
 ACTIVATIONS = (nn.GELU, QuickGELU)
 MIN_ROWS = 4096  # with which product_epilogues.py is faster than cuBLAS and a kernel for the activation
-ALIGNED = 8  # bf16 numbers, 16 bytes
+WHOLE = 8  # bf16 numbers, 16 bytes
 
 
 class FrozenLinear:
@@ -87,10 +87,17 @@ class FrozenLinear:
             self.one, self.inverse = (torch.full_like(self.fp8.scale, value) for value in (1.0, GRADIENT_SCALE))
             self.bias = None if self.bias is None else self.bias.to(torch.bfloat16)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def matrix(self) -> Tensor:
+        """W as it is multiplied."""
+        return self.weight if self.fp8 is None else self.fp8.weight_fp8
+
+    def __call__(self, x: Tensor, matrix: Tensor | None = None) -> Tensor:
+        """matrix: in place of W, with more columns."""
+        matrix = self.matrix if matrix is None else matrix
         if self.fp8 is not None:
-            return multiply_fp8(x, self.fp8.weight_fp8, self.one, self.fp8.scale, self.bias)
-        return x @ self.weight.t() if self.bias is None else torch.addmm(self.bias, x, self.weight.t())
+            return multiply_fp8(x, matrix, self.one, self.fp8.scale, self.bias)
+        return x @ matrix.t() if self.bias is None else torch.addmm(self.bias, x, matrix.t())
 
     def backward(self, grad: Tensor) -> Tensor:
         if self.fp8 is not None:
@@ -130,14 +137,14 @@ class Trained(NamedTuple):
     prefix: Tensor | None  # [length, 2, heads, channels], keys and values of the prompts
     down: Tensor | None  # [K, D], of the branch
     down_bias: Tensor | None
-    up: Tensor | None  # [D, K + EXTRA]; its bias is a column (fused_ops.bottleneck)
+    up: Tensor | None  # [D, bottleneck_width(K)]; its bias is a column (fused_ops.bottleneck)
 
 
 class Wide(NamedTuple):
-    """W2 with Up, and W1 with Down."""
+    """W2 with Up, and where the block adds in place W1 with Down."""
 
-    second: Tensor  # [D, hidden + K + EXTRA]
-    first: Tensor  # [hidden + K, D]
+    second: Tensor  # [D, hidden + bottleneck_width(K)], as W2 is multiplied
+    first: Tensor | None  # [hidden + K, D]
 
 
 class BranchPass(NamedTuple):
@@ -145,7 +152,7 @@ class BranchPass(NamedTuple):
 
     dropout: float
     seed: Tensor | None  # [1], of the dropout
-    wide: Wide | None  # where the block adds in place
+    wide: Wide
 
 
 class Pass(NamedTuple):
@@ -198,11 +205,12 @@ class FrozenBlock:
         """whole: weight and bias are part of the product that follows."""
         return Norm(None, None, norm.eps) if whole else Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
 
-    def add(self, linear: FrozenLinear, x: Tensor, y: Tensor) -> Tensor | None:
-        """Add `linear` of rows y to x. Returns what is yet to be added, where it is not done in place."""
+    def add(self, linear: FrozenLinear, x: Tensor, y: Tensor, matrix: Tensor | None = None) -> Tensor | None:
+        """Add `linear` of rows y to x. Returns what is yet to be added, where it is not done in place.   matrix: in place of
+        the layer's."""
         if not self.in_place:
-            return linear(y)
-        x.addmm_(y, linear.weight.t())
+            return linear(y, matrix)
+        x.addmm_(y, (linear.matrix if matrix is None else matrix).t())
         return None
 
     # ---- forward ----------------------------------------------------------------------------------------------------
@@ -244,16 +252,11 @@ class FrozenBlock:
             hidden, activated = self.expand(found.normed, run)
             return found.total, self.add(self.fc2, found.total, activated), Saved(saved1, attention, saved2, hidden)
         p, seed, wide = branch
-        if wide is None:
-            hidden, activated = self.expand(found.normed, run)
-            z = bottleneck(saved2.x, down, down_bias, p, seed=seed, saved=saved2)
-            rest = self.fc2(activated).addmm_(z, up.t())
-        else:
-            columns = len(self.fc1.weight)
-            both = found.normed.new_empty(len(found.normed), wide.second.shape[1])
-            hidden, _ = self.expand(found.normed, run, both[:, :columns])
-            z = bottleneck(saved2.x, down, down_bias, p, seed=seed, saved=saved2, out=both[:, columns:], keep=keep)
-            rest, _ = None, found.total.addmm_(both, wide.second.t())
+        columns = len(self.fc1.weight)
+        both = found.normed.new_empty(len(found.normed), wide.second.shape[1], dtype=self.fc2.dtype)
+        z = bottleneck(saved2.x, down, down_bias, p, seed=seed, saved=saved2, out=both[:, columns:], keep=keep)
+        hidden, _ = self.expand(found.normed, run, both[:, :columns])
+        rest = self.add(self.fc2, found.total, both, wide.second)
         return found.total, rest, Saved(saved1, attention, saved2, hidden, z)
 
     def expand(self, x: Tensor, run: Pass, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -273,7 +276,7 @@ class FrozenBlock:
 
     def fits_epilogues(self, rows: int, out: Tensor | None) -> bool:
         """QuACK takes rows that begin at multiples of 16 bytes."""
-        return self.has_epilogues and rows >= MIN_ROWS and (out is None or out.stride(0) % ALIGNED == 0)
+        return self.has_epilogues and rows >= MIN_ROWS and (out is None or out.stride(0) % WHOLE == 0)
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -293,31 +296,33 @@ class FrozenBlock:
         Then the first two results do not matter.
         """
         down, up, branch = trained.down, trained.up, run.branches[i]
-        d_prefix = d_down = d_bias = d_up = standard = None
+        d_down = d_bias = d_up = standard = None
         through = below is not None or trained.prefix is not None
         columns = saved.hidden.shape[1]
-        both = wide = None  # both: gradient of [h, z] before their activations
+        both = first = None  # both: gradient of [h, z] before their activations
         if branch is not None and saved.z is not None and down is not None and up is not None:
-            wide = branch.wide
-            if wide is not None and through:
+            first = branch.wide.first
+            if first is not None and through:
                 both = saved.hidden.new_empty(len(grad), columns + len(down))
             dz, d_down, d_bias = bottleneck_backward(
-                grad, up, saved.z, branch.dropout, saved.norm2, out=None if both is None else both[:, columns:]
-            )
+                grad, up, saved.z, branch.dropout, saved.norm2, count=len(down),
+                out=None if both is None else both[:, columns:],
+            )  # fmt: skip
             d_up = grad.t() @ saved.z
             standard = dz @ down if through and both is None else None
-        if through:
-            d_hidden = self.expand_backward(saved.hidden, product, run, None if both is None else both[:, :columns])
-            d_norm = self.fc1.backward(d_hidden) if wide is None or both is None else both @ wide.first
-            grad, product = norm_backward(
-                saved.norm2, self.norm2, d_norm, standard=standard, more=grad, dtype=self.proj.gradient_dtype,
-                unit=self.proj.unit,
-            )  # fmt: skip
-            attended = self.proj.backward(product)
-            if self.class_only:
-                grad, product, d_prefix = self.class_attention_backward(saved, grad, attended, run, below)
-            else:
-                grad, product, d_prefix = self.attention_backward(saved, grad, attended, run, below)
+        if not through:
+            return grad, product, Trained(None, d_down, d_bias, d_up)
+        d_hidden = self.expand_backward(saved.hidden, product, run, None if both is None else both[:, :columns])
+        d_norm = self.fc1.backward(d_hidden) if both is None or first is None else both @ first
+        grad, product = norm_backward(
+            saved.norm2, self.norm2, d_norm, standard=standard, more=grad, dtype=self.proj.gradient_dtype,
+            unit=self.proj.unit,
+        )  # fmt: skip
+        attended = self.proj.backward(product)
+        if self.class_only:
+            grad, product, d_prefix = self.class_attention_backward(saved, grad, attended, run, below)
+        else:
+            grad, product, d_prefix = self.attention_backward(saved, grad, attended, run, below)
         return grad, product, Trained(d_prefix if trained.prefix is not None else None, d_down, d_bias, d_up)
 
     def attention_backward(
@@ -470,7 +475,8 @@ class FusedViT:
             x = torch.cat([x, encoder.tokens.to(x.dtype).expand(len(x), -1, -1)], dim=1)
         shape, prefixes = x.shape, self.prefixes(x.dtype)
         branches, passes = self.branches(x.dtype)
-        run = Pass(shape[1], encoder.attends_two_sources(x), passes, self.epilogues)
+        rounds = self.blocks[0].proj.dtype != x.dtype
+        run = Pass(shape[1], encoder.attends_two_sources(x, rounds=rounds), passes, self.epilogues)
         tensors = [t for prefix, branch in zip(prefixes, branches, strict=True) for t in (prefix, *branch)]
         x = Blocks.apply(self.blocks, run, x.flatten(0, 1), *tensors).view(shape[0], -1, shape[2])
         if encoder.tokens is not None and not self.class_only:
@@ -518,30 +524,38 @@ class FusedViT:
         down, scale = stack("down.weight"), next(iter(modules.values())).scale
         bias = stack("down.bias") + (down * stack("norm.bias")[:, None]).sum(2)
         up = scale * torch.cat([stack("up.weight"), stack("up.bias")[:, :, None]], 2)
-        up = torch.nn.functional.pad(up, (0, EXTRA - 1))
+        up = torch.nn.functional.pad(up, (0, bottleneck_width(down.shape[1]) - up.shape[2]))
         down, up = (down * stack("norm.weight")[:, None]).to(dtype), up.to(dtype)
         dropouts = [module.dropout.p if module.dropout.training else 0.0 for module in modules.values()]
         seeds: Any = [None] * len(modules)
         if any(dropouts):
             seeds = torch.randint(2**31 - 1, (len(modules), 1), device=down.device, dtype=torch.int32)
-        wide = self.widen(list(modules), down.detach(), up.detach()) if self.blocks[0].in_place else None
+        wide = self.widen(list(modules), down.detach(), up.detach())
         for k, (i, *tensors) in enumerate(zip(modules, down.unbind(), bias.float().unbind(), up.unbind(), strict=True)):
             found[i] = tuple(tensors)
-            passes[i] = BranchPass(dropouts[k], seeds[k], wide and Wide(wide.second[k], wide.first[k]))
+            first = None if wide.first is None else wide.first[k]
+            passes[i] = BranchPass(dropouts[k], seeds[k], Wide(wide.second[k], first))
         return found, passes
 
     def widen(self, used: list[int], down: Tensor, up: Tensor) -> Wide:
         """[W2, Up] and [W1; Down] of the blocks with a branch, with the branches' weights as they are now."""
-        columns = len(self.blocks[0].fc1.weight)
+        blocks, columns = [self.blocks[i] for i in used], len(self.blocks[0].fc1.weight)
         if self.wide is None:
-            blocks = [self.blocks[i] for i in used]
-            second = up.new_empty(len(used), up.shape[1], columns + up.shape[2])
-            first = down.new_empty(len(used), columns + down.shape[1], down.shape[2])
-            second[:, :, :columns] = torch.stack([block.fc2.weight for block in blocks])
-            first[:, :columns] = torch.stack([block.fc1.weight for block in blocks])
+            second, first = blocks[0].fc2.matrix.new_empty(len(used), up.shape[1], columns + up.shape[2]), None
+            if blocks[0].in_place:
+                first = down.new_empty(len(used), columns + down.shape[1], down.shape[2])
+            for k, block in enumerate(blocks):
+                second[k, :, :columns] = block.fc2.matrix
+                if first is not None:
+                    first[k, :columns] = block.fc1.weight
             self.wide = Wide(second, first)
+        scales = [block.fc2.fp8.scale for block in blocks if block.fc2.fp8 is not None]
+        if scales:
+            largest = torch.finfo(FP8).max
+            up = (up / torch.stack(scales)[:, None, None]).clamp(-largest, largest).to(FP8)
         self.wide.second[:, :, columns:] = up
-        self.wide.first[:, columns:] = down
+        if self.wide.first is not None:
+            self.wide.first[:, columns:] = down
         return self.wide
 
 

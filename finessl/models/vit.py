@@ -163,9 +163,10 @@ class ViTEncoder(Encoder):
         """Wrap the block function, which all blocks share: it is compiled once, not once per block."""
         self.embed, self.run_block = wrap(embed), wrap(run_block)
 
-    def attends_two_sources(self, x: Tensor) -> bool:
+    def attends_two_sources(self, x: Tensor, *, rounds: bool = False) -> bool:
         """Does the attention over tokens x [n, tokens, dim] read its keys from two tensors? It saves joining them, and its
-        backward pass is faster than cuDNN's; its forward pass alone, without prompts, is slower."""
+        backward pass is faster than cuDNN's; its forward pass alone, without prompts, is slower, unless it also rounds its
+        result for a product in fp8 (`rounds`)."""
         if self.two_sources is not None:
             return self.two_sources
         if x.dtype != torch.bfloat16 or not has_kernels(x.device):
@@ -175,7 +176,7 @@ class ViTEncoder(Encoder):
         attn: Any = self.model.blocks[0].attn
         plain = isinstance(attn.q_norm, nn.Identity) and isinstance(attn.k_norm, nn.Identity) and not attn.attn_drop.p
         length = 0 if self.prompts is None else self.prompts.shape[1]
-        pays = length > 0 or torch.is_grad_enabled()
+        pays = length > 0 or rounds or torch.is_grad_enabled()
         return plain and pays and fits(x.shape[1], length, attn.head_dim, x.dtype)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def test_on_a_gpu(case: tuple[str, dict[str, Any], dict[str, Any]], precision: s
 def test_dropout_on_a_gpu() -> None:
     """The share of zeros, also of each column, the scale of the others, another draw with every seed, and the gradient of what
     is kept."""
-    from finessl.models.fused_ops import EXTRA, Statistics, bottleneck, bottleneck_backward
+    from finessl.models.fused_ops import Statistics, bottleneck, bottleneck_backward, bottleneck_width
 
     x, down = torch.ones(4096, 64, device="cuda").bfloat16(), torch.eye(64, device="cuda").bfloat16()
     bias = torch.zeros(64, device="cuda").bfloat16()
@@ -135,7 +135,8 @@ def test_dropout_on_a_gpu() -> None:
     assert not torch.equal(out, other)
     assert torch.equal(out[:, 64], x[:, 0]) and not out[:, 65:].any()
     saved = Statistics(x, None, x[:, 0].float())
-    dx, _, d_bias = bottleneck_backward(x, torch.nn.functional.pad(down, (0, EXTRA)), out, 0.1, saved)
+    up = torch.nn.functional.pad(down, (0, bottleneck_width(64) - 64))
+    dx, _, d_bias = bottleneck_backward(x, up, out, 0.1, saved, count=64)
     assert torch.equal(dx, kept)
     torch.testing.assert_close(d_bias, kept.float().sum(0), rtol=1e-5, atol=0.0)
     assert torch.equal(out, bottleneck(x, down, bias, 0.1, seed=seeds[0]))
@@ -208,11 +209,11 @@ def test_the_widest_bottlenecks_fit_into_shared_memory() -> None:
 
     for count in (128, ops.MAX_BOTTLENECK):
         for kernel, usual, more in (
-            (ops._bottleneck, ops.BOTTLENECK, {"COPY": True, "DROP": True}),
+            (ops._bottleneck, ops.BOTTLENECK, {"COPY": True, "DROP": True, "LIMIT": 0.0}),
             (ops._bottleneck_backward, ops.BOTTLENECK_BACKWARD, {}),
         ):
             launch, columns = ops.launch_for(count, usual)
-            constants = {"STRIDE": 3080 + count, "K": count, "W": count + ops.EXTRA, "NORM": False, **more}
+            constants = {"STRIDE": 3080 + count, "K": count, "W": ops.bottleneck_width(count), "NORM": False, **more}
             constants |= {"ROWS": launch.rows, "BLOCK": launch.channels, "COLUMNS": columns}
             assert compiled_for(kernel, constants, launch).metadata.shared <= 101_376, (count, kernel)
 
@@ -223,20 +224,20 @@ def check_ops() -> None:
 
     generator = torch.Generator().manual_seed(0)
     x, down, bias, grad = (torch.randn(*size, generator=generator) for size in ((70, 96), (6, 96), (6,), (70, 40)))
-    up = torch.randn(40, 14, generator=generator)
+    up = torch.randn(40, 16, generator=generator)
     seed = torch.tensor([5], dtype=torch.int32)
     mean, rstd = x.mean(1), 1 / x.std(1, correction=0)
     standard = (x - mean[:, None]) * rstd[:, None]
     for saved in (ops.Statistics(standard, None, rstd), ops.Statistics(x, mean, rstd)):
-        wide = torch.zeros(70, 20)
+        wide = torch.zeros(70, 22)
         out = ops.bottleneck(saved.x, down, bias, 0.5, seed=seed, saved=saved, out=wide[:, 6:])
         right = (standard @ down.t() + bias).relu()
         assert torch.equal(out, wide[:, 6:]) and out.is_contiguous() and not wide[:, :6].any()
         assert torch.equal(out, ops.bottleneck(saved.x, down, bias, 0.5, seed=seed, saved=saved))
-        assert torch.equal(out[:, 6:], torch.tensor([[1.0] + 7 * [0.0]]).expand(70, -1))
+        assert torch.equal(out[:, 6:], torch.tensor([[1.0] + 9 * [0.0]]).expand(70, -1))
         assert bool(((out[:, :6] == 0) | torch.isclose(out[:, :6], 2 * right, rtol=1e-4, atol=1e-4)).all())
         assert 0.3 < float((out[:, :6] == 0).sum() - (right == 0).sum()) / float((right > 0).sum()) < 0.7
-        dx, d_down, d_bias = ops.bottleneck_backward(grad, up, out, 0.5, saved)
+        dx, d_down, d_bias = ops.bottleneck_backward(grad, up, out, 0.5, saved, count=6)
         torch.testing.assert_close(dx, torch.where(out > 0, 2 * (grad @ up), 0.0)[:, :6], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(d_down, dx.t() @ standard, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(d_bias, dx.sum(0), rtol=1e-4, atol=1e-4)
@@ -249,7 +250,7 @@ def check_epilogues() -> None:
     from finessl.models import fused_vit
 
     fused_vit.MIN_ROWS = 1
-    odd = (CASES[5][0], CASES[5][1] | {"dim": 6}, CASES[5][2])  # rows of [h, z] do not begin at multiples of 16 bytes
+    odd = (CASES[5][0], CASES[5][1] | {"dim": 6}, CASES[5][2])  # rows of [dh, dz] do not begin at multiples of 16 bytes
     for case, backward in ((CASES[0], 2), (CASES[5], 1), (odd, 1)):  # before a branch in the first block nothing trains
         for in_place in (True, False):
             calls = PlainEpilogues()
@@ -257,7 +258,7 @@ def check_epilogues() -> None:
             assert max(found) < 1e-5, (case, in_place, found)
             none = case is odd and in_place
             # two passes over two blocks
-            assert calls.count == {"expand": 0 if none else 4, "expand_backward": 0 if none else backward}
+            assert calls.count == {"expand": 4, "expand_backward": 0 if none else backward}
     encoder = make(CASES[0], depth=1)
     fused = fused_vit.FusedViT(encoder)
     fused.blocks[0].has_epilogues = True
