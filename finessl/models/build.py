@@ -8,8 +8,10 @@ from importlib.util import find_spec
 from typing import Literal
 
 import torch
+from timm.layers import PatchDropout
 from timm.layers.activations import QuickGELU
 
+from finessl.errors import FinesslError
 from finessl.models.backbones import Backbone
 from finessl.models.encoder import Encoder, freeze_dtype
 from finessl.models.heads import Start
@@ -43,6 +45,16 @@ def build_network(
     strategy.apply(backbone.encoder, generator)
     options = {name: value for name, value in head.options.items() if name not in Start.model_fields}
     return strategy, Network(backbone, classes, head=head.name, head_options=options, aux=aux, generator=generator)
+
+
+def drop_patches(encoder: Encoder, share: float) -> None:
+    """Let a vision transformer learn from images that lack this share of their patches: `--set train.patch_dropout=0.5`."""
+    for part in encoder.parts():
+        if not isinstance(part, ViTEncoder):
+            raise FinesslError(
+                "train.patch_dropout needs a vision transformer with standard timm blocks; this backbone has no patches."
+            )
+        part.patch_dropout = PatchDropout(share, num_prefix_tokens=part.model.num_prefix_tokens)
 
 
 def store_frozen(encoder: Encoder, precision: str) -> None:

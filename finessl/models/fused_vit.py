@@ -470,7 +470,7 @@ class FusedViT:
 
     def forward(self, images: Tensor) -> Tensor:
         encoder, model = self.encoder, self.encoder.model
-        x = self.embed(images)
+        x = encoder.drop_patches(self.embed(images))
         if encoder.tokens is not None:
             x = torch.cat([x, encoder.tokens.to(x.dtype).expand(len(x), -1, -1)], dim=1)
         shape, prefixes = x.shape, self.prefixes(x.dtype)

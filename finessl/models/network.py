@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from timm.layers import PatchDropout
 from torch import Tensor, nn
 
 from finessl.errors import FinesslError
@@ -114,7 +115,9 @@ class Network(nn.Module):
     @property
     def random(self) -> bool:
         """Whether the forward pass uses random numbers (dropout)."""
-        return any(module.training for module in self.dropouts())
+        return any(m.training and m.prob > 0 for m in self.modules() if isinstance(m, PatchDropout)) or any(
+            module.training for module in self.dropouts()
+        )
 
     def dropouts(self) -> list[nn.Dropout]:
         """The modules that drop something in training mode."""

@@ -34,7 +34,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from timm.layers import LayerNorm, PatchEmbed
+from timm.layers import LayerNorm, PatchDropout, PatchEmbed
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -152,6 +152,7 @@ class ViTEncoder(Encoder):
         self.branches = nn.ModuleDict()
         self.adapters = nn.ModuleDict()
         self.embed, self.run_block = embed, run_block
+        self.patch_dropout: PatchDropout | None = None
         self.two_sources: bool | None = None  # attention by prefix_attention.py; None: where it is faster
         self.fused: Any = None  # the forward pass by fused_vit.py: a FusedViT, which needs Triton
 
@@ -162,6 +163,11 @@ class ViTEncoder(Encoder):
     def compile_with(self, wrap: Callable[[Any], Any]) -> None:
         """Wrap the block function, which all blocks share: it is compiled once, not once per block."""
         self.embed, self.run_block = wrap(embed), wrap(run_block)
+
+    def drop_patches(self, x: Tensor) -> Tensor:
+        """Leave out a random share of each image's patches where there is a gradient: the views that a network learns from lose
+        them, weak views and evaluations do not."""
+        return x if self.patch_dropout is None or not torch.is_grad_enabled() else self.patch_dropout(x)
 
     def attends_two_sources(self, x: Tensor, *, rounds: bool = False) -> bool:
         """Does the attention over tokens x [n, tokens, dim] read its keys from two tensors? It saves joining them, and its
@@ -183,7 +189,7 @@ class ViTEncoder(Encoder):
         if self.fused is not None:
             return self.fused(images)
         model = self.model
-        x = self.embed(model, images)
+        x = self.drop_patches(self.embed(model, images))
         if self.tokens is not None:
             x = torch.cat([x, self.tokens.to(x.dtype).expand(x.shape[0], -1, -1)], dim=1)
         prompts: list[Tensor | None] = [None] * self.depth

@@ -119,6 +119,10 @@ class TrainRecipe(Options):
         0.0,
         "Decay of an exponential moving average of the trained parameters, which is evaluated and exported; 0: none.",
     )
+    patch_dropout: Annotated[float, Field(ge=0, lt=1)] = declare(
+        0.0,
+        "Share of the patches that trained views lose at random (vision transformers); weak views keep all. Faster steps.",
+    )
     prior: Annotated[float, Field(ge=0, le=1)] = declare(
         0.0, "Share of the run during which labels propagated over frozen features weigh on the pseudo-labels, less and "
         "less; 0: never.",
@@ -300,6 +304,10 @@ class Recipe(Options):
             found.append(
                 f"train.cache_features = {train.cache_features} needs a frozen backbone, and tuning "
                 f"{self.tuning.name!r} trains inside it: use --tuning linear, or --cache-features 0."
+            )
+        if train.patch_dropout and train.cache_features:
+            found.append(
+                "train.patch_dropout needs views that are encoded in every step: leave it out, or --cache-features 0."
             )
         if self.step_bytes() > STEP_LIMIT:
             found.append(

@@ -24,7 +24,7 @@ from finessl.inference.encode import encode
 from finessl.methods import create as create_method
 from finessl.methods.base import Method, Task
 from finessl.models.backbones import Backbone, digest_tensors
-from finessl.models.build import build_network
+from finessl.models.build import build_network, drop_patches
 from finessl.models.head_init import start_heads
 from finessl.models.network import Network
 from finessl.models.tuning.base import Tuning
@@ -203,6 +203,8 @@ def prepare(
     tuning, network = build_network(
         backbone, split.classes, recipe.tuning, recipe.head, method.aux, torch.Generator().manual_seed(seed)
     )
+    if recipe.train.patch_dropout:
+        drop_patches(backbone.encoder, recipe.train.patch_dropout)
     mean, std = statistics(recipe, dataset, store, backbone)
     if device.type == "cuda" and resident:
         for pixels in (store, test_store):

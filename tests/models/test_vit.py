@@ -12,7 +12,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import scaled_dot_product_attention
 
 from finessl.errors import FinesslError
-from finessl.models.encoder import freeze_dtype
+from finessl.models.build import drop_patches
+from finessl.models.encoder import PooledEncoder, freeze_dtype
 from finessl.models.tuning import create
 from finessl.models.vit import ViTEncoder, attention
 
@@ -54,6 +55,26 @@ def test_prefixes_equal_concatenated_prompts(make_vit: Make, kind: str, images: 
     for a, b in zip(fast_gradients, slow_gradients, strict=True):
         assert b.abs().max() > 1e-4  # the comparison is of something
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_patch_dropout_is_timms_for_trained_views_alone(make_vit: Make, kind: str, images: Tensor) -> None:
+    encoder, other = make_vit(kind), make_vit(kind, patch_drop_rate=0.25).model
+    drop_patches(encoder, 0.25)
+    whole = encoder.model(images)
+    torch.manual_seed(3)
+    trained = encoder.train()(images)
+    torch.manual_seed(3)
+    other.patch_drop.train()
+    torch.testing.assert_close(trained, other(images), rtol=0, atol=1e-12)
+    assert not torch.allclose(trained, whole, atol=1e-3)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(images), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(encoder.eval()(images), whole, rtol=0, atol=1e-12)
+
+
+def test_patch_dropout_needs_patches(make_convolutional: Callable[[], PooledEncoder]) -> None:
+    with pytest.raises(FinesslError, match="needs a vision transformer"):
+        drop_patches(make_convolutional(), 0.25)
 
 
 def test_shallow_prompts_go_along_as_tokens(make_vit: Make, kind: str, images: Tensor) -> None:

@@ -97,8 +97,9 @@ def test_only_a_gpu_records_the_step() -> None:
     [(method, "vpt-deep") for method in METHODS.names()] + [("finessl", tuning) for tuning in TUNINGS_OF_A_VIT[1:]],
 )
 def test_captured_and_eager_steps_are_equal(method: str, tuning: str) -> None:
-    """Also with dropout (adaptformer), and when what trains changes on the way (lp-ft)."""
+    """Also with dropout (adaptformer; patches with adapter), and when what trains changes on the way (lp-ft)."""
     fields = {"tuning.name": tuning, "method.name": method, "train.steps": 16, "train.ema": 0.9}
+    fields |= {"train.patch_dropout": 0.5} if tuning == "adapter" else {}
     losses, plain = run(*set_up("cuda", **fields), 16)
     experiment, step = set_up("cuda", **fields)
     captured = CudaGraphStep(step)
@@ -126,13 +127,16 @@ def test_compiled_captured_and_eager_steps_agree(precision: str, method: str, to
 
 @gpu
 @pytest.mark.parametrize("two_sources", [None, False])
-@pytest.mark.parametrize("tuning", ["vpt-deep", "adaptformer", "linear"])
+@pytest.mark.parametrize(
+    ("tuning", "dropped"), [("vpt-deep", 0.0), ("adaptformer", 0.0), ("adaptformer", 0.5), ("linear", 0.0)]
+)
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 2e-2), ("fp8", 0.1)])
 def test_steps_by_hand_written_kernels_agree_with_eager_ones(
-    tuning: str, precision: str, tolerance: float, two_sources: bool | None
+    tuning: str, dropped: float, precision: str, tolerance: float, two_sources: bool | None
 ) -> None:
-    """two_sources False: PyTorch's attention, as for backbones of many tokens."""
+    """two_sources False: PyTorch's attention, as for backbones of many tokens.   dropped: share of the patches."""
     fields = {"train.precision": precision, "method.name": "supervised", "tuning.name": tuning, "train.lr": 0.003}
+    fields |= {"train.patch_dropout": dropped}
     fields |= {"train.batch_size": 16} | ({"tuning.dropout": 0.0} if tuning == "adaptformer" else {})
 
     def stored() -> tuple[Experiment, TrainingStep]:

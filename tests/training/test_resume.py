@@ -112,6 +112,16 @@ def test_a_damaged_checkpoint_is_passed_over(shapes: Path, whole: Path, tmp_path
     assert result(out) == result(whole)
 
 
+def test_patches_are_dropped_as_before_after_a_resume(shapes: Path, tmp_path: Path) -> None:
+    changed = recipe(shapes, **{"train.patch_dropout": 0.5, "train.steps": 6, "train.epoch_steps": 3})
+    train(changed, tmp_path / "whole", SETTINGS)
+    train_until(3, changed, tmp_path / "stopped", SETTINGS)
+    train(changed, tmp_path / "stopped", SETTINGS)
+    assert result(tmp_path / "stopped") == result(tmp_path / "whole")
+    train(recipe(shapes, **{"train.steps": 6, "train.epoch_steps": 3}), tmp_path / "without", SETTINGS)
+    assert result(tmp_path / "without")[0] != result(tmp_path / "whole")[0]
+
+
 def test_finished_run_is_left_alone(shapes: Path, whole: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     assert train(recipe(shapes), whole, SETTINGS)["finished"]
