@@ -47,6 +47,18 @@ def test_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["floor_ms"] == pytest.approx(1000 * flops / (result["matmul_tflops"] * 1e12), rel=0.1)
 
 
+def test_a_step_that_drops_patches(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "step", *SMALL, "--tuning", "linear", "--set", "train.patch_dropout=0.75"]
+    result = output(capsys, *words)
+    assert isinstance(result, dict)
+    macs = lambda patches: (  # noqa: E731
+        8 * ((patches + 1) * 192 * 192 * 4 + 2 * (patches + 1) * 192 * 384 + 2 * (patches + 1) ** 2 * 192)
+        + 2 * (patches + 1) * 192 * 192 + 2 * 192 * 192 + 2 * 192 * 384 + 2 * (patches + 1) * 192 + 64 * 48 * 192
+    )  # fmt: skip
+    flops = 2 * (2 * macs(64) + 6 * macs(16))
+    assert result["floor_ms"] == pytest.approx(1000 * flops / (result["matmul_tflops"] * 1e12), rel=0.1)
+
+
 def test_kernels_have_a_kind() -> None:
     assert kind_of("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN") == "matrix products"
     assert kind_of("aten::addmm") == "matrix products" and kind_of("aten::mm") == "matrix products"

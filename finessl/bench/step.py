@@ -109,12 +109,13 @@ def bench_step(
     trained = sum(counts.counts)
     weak = 0 if counts.weak is None else len(counts.weak)
     rate = matmul_rate(device, DTYPES[precision])
-    per_image = encoder_flops(experiment.backbone.encoder)
+    encoder = experiment.backbone.encoder
     return StepBench(
         parts,
         whole,
         trained + weak,
-        per_image * (weak + trained * (1 + backward_passes(experiment))),
+        encoder_flops(encoder) * weak
+        + encoder_flops(encoder, trained=True) * trained * (1 + backward_passes(experiment)),
         rate,
         peak_memory(device),
         max(first - warmup * whole / 1000, 0.0),
@@ -185,13 +186,16 @@ def backward_passes(experiment: Experiment) -> int:
     return 0 if trained == 0 else 1 if trained < experiment.network.count()[1] / 2 else 2
 
 
-def encoder_flops(encoder: Encoder) -> float:
+def encoder_flops(encoder: Encoder, *, trained: bool = False) -> float:
     """FLOPs of a transformer's forward pass per image: matrix products only, with prompts as prefixes and a last block for the
-    class token only."""
+    class token only.   trained: of a view with gradient, which may lose patches."""
     if not isinstance(encoder, ViTEncoder):
         return float("nan")
     model = encoder.model
-    tokens = model.patch_embed.num_patches + model.num_prefix_tokens
+    kept = model.patch_embed.num_patches
+    if trained and encoder.patch_dropout is not None:
+        kept = max(1, int(kept * (1 - encoder.patch_dropout.prob)))
+    tokens = kept + model.num_prefix_tokens
     prompts = 0 if encoder.prompts is None else encoder.prompts.shape[1]
     carried = 0 if encoder.tokens is None else len(encoder.tokens)
     width = model.embed_dim

@@ -15,12 +15,13 @@ bench = Verbs(help="Measure speed and memory on this machine.")
 app.add_typer(bench, name="bench")
 
 
-def bench_recipe(fields: Mapping[str, Any], data: str = "") -> Recipe:
-    """The recipe of a benchmark: the defaults, `fields` by their short names, and a backbone with random weights."""
+def bench_recipe(fields: Mapping[str, Any], data: str = "", settings: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe of a benchmark: the defaults, `fields` by their short names, `settings` by dotted names, and a backbone with
+    random weights."""
     from finessl.api import make_recipe
 
     own = fields.get("backbone") == "embedded"
-    more = {"data.source": data, "split.labels_per_class": 4, "model.pretrained": own}
+    more = {"data.source": data, "split.labels_per_class": 4, "model.pretrained": own, **(settings or {})}
     return make_recipe(None, dict(fields), more)
 
 

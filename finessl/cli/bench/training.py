@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from finessl.cli.bench import bench, bench_recipe
-from finessl.cli.options import Compile, Device, Fields, Json, note, recipe_options
+from finessl.cli.options import Compile, Device, Fields, Json, Set, note, recipe_options
 
 BASE = "vpt-deep"  # the strategy that the others are compared with
 
@@ -33,14 +33,16 @@ def step(
             help="Attention by Triton kernels that read keys from two tensors, or over joined keys. [default: the faster one]",
         ),
     ] = None,
+    set_: Set = None,
     device: Device = "auto",
     json_: Json = False,
 ) -> None:
     """Where a training step's time goes, and how far it is from the device's limit."""
     from finessl.bench.step import bench_step
+    from finessl.recipe import parse_setting
     from finessl.runtime.device import resolve_device
 
-    recipe = bench_recipe(fields, data)
+    recipe = bench_recipe(fields, data, dict(map(parse_setting, set_ or [])))
     result = bench_step(
         recipe,
         resolve_device(device),
