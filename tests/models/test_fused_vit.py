@@ -177,11 +177,45 @@ for number, case in enumerate(here.CASES):
         two_sources = (number % 2 == 0) == in_place
         found = here.differences(here.make(case, depth=2), "cpu", two_sources=two_sources, in_place=in_place)
         assert max(found) < 1e-5, (case, in_place, found)
+here.check_low_precision()
 here.check_ops()
 here.check_epilogues()
 here.check_one_backward_pass()
 """
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"TRITON_INTERPRET": "1"}, timeout=300)
+
+
+def multiply_bf16_in_the_interpreter() -> None:
+    """Triton's interpreter keeps bf16 numbers as 16-bit integers, and its tl.dot multiplies those."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    dot = InterpreterBuilder.create_dot
+
+    def as_floats(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16 or handle.data.dtype != np.uint16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    InterpreterBuilder.create_dot = lambda self, a, b, *more: dot(self, as_floats(a), as_floats(b), *more)
+
+
+def check_low_precision() -> None:
+    """bf16 and fp8, where layer scale keeps what rounding does small; a wrong formula is off by about 1."""
+    multiply_bf16_in_the_interpreter()
+    model = {"init_values": 0.1, "embed_dim": 64, "num_heads": 4, "depth": 2, **BRANCH}
+    for tuning, options, pool, bound_fp8 in (
+        ("vpt-deep", {"length": 5}, "avg", 0.12),
+        ("adaptformer", {"dim": 8, "dropout": 0.0}, "avg", 0.04),
+        ("adaptformer", {"dim": 16, "dropout": 0.0, "layers": 1}, "token", 0.25),
+        ("vpt-deep+adaptformer", {"length": 4, "dim": 8, "dropout": 0.0}, "avg", 0.1),
+    ):
+        for fp8, bound in ((False, 0.03), (True, bound_fp8)):
+            for two_sources in (False, True):
+                encoder = make((tuning, options, model | {"global_pool": pool}))
+                found = differences(encoder, "cpu", torch.bfloat16, fp8=fp8, two_sources=two_sources)
+                assert max(found) < bound, (tuning, fp8, two_sources, found)
 
 
 def compiled_for(kernel: Any, constants: dict[str, Any], launch: Any) -> Any:
