@@ -17,7 +17,7 @@ autograd would not:
   the norms' weights and biases. The biases of Wp and W2 are not added to x: their sum over the blocks so far, `shift`, is
   known beforehand and added within the norms.
 - AdaptFormer's branch needs no product of its own to be added to x: [act, z] [W2, Up]ᵀ is one, with z the branch's hidden
-  numbers, in fp8 too. In bf16 so is its part of the gradient of x̂, [d hidden, dz] [W1; Down].
+  numbers, in fp8 too. In bf16 its part of the gradient of x̂ is also within one product, [d hidden, dz] [W1; Down].
 - In fp8 a product cannot add to x. The sum is part of the next norm, whose input is kept. The backward pass of a norm writes
   its result twice, as it is and in fp8 for the next product.
 
@@ -63,7 +63,8 @@ from finessl.runtime.fp8 import FP8, FP8_GRADIENT, GRADIENT_SCALE, Fp8Linear
 
 ACTIVATIONS = (nn.GELU, QuickGELU)
 MIN_ROWS = 4096  # with which product_epilogues.py is faster than cuBLAS and a kernel for the activation
-WHOLE = 8  # bf16 numbers, 16 bytes
+EPILOGUE_COLUMNS = 8  # bf16 numbers, 16 bytes
+MAX_FACTOR = 2.0**8  # of W2's scale in fp8; beyond it W2's small numbers would fall below 2⁻⁶, where fp8 is coarse
 
 
 class FrozenLinear:
@@ -92,11 +93,12 @@ class FrozenLinear:
         """W as it is multiplied."""
         return self.weight if self.fp8 is None else self.fp8.weight_fp8
 
-    def __call__(self, x: Tensor, matrix: Tensor | None = None) -> Tensor:
-        """matrix: in place of W, with more columns."""
-        matrix = self.matrix if matrix is None else matrix
+    def __call__(self, x: Tensor, wide: Wide | None = None) -> Tensor:
+        """wide: its matrix in place of W."""
+        matrix = self.matrix if wide is None else wide.second
         if self.fp8 is not None:
-            return multiply_fp8(x, matrix, self.one, self.fp8.scale, self.bias)
+            scale = self.fp8.scale if wide is None or wide.scale is None else wide.scale
+            return multiply_fp8(x, matrix, self.one, scale, self.bias)
         return x @ matrix.t() if self.bias is None else torch.addmm(self.bias, x, matrix.t())
 
     def backward(self, grad: Tensor) -> Tensor:
@@ -144,6 +146,7 @@ class Wide(NamedTuple):
     """W2 with Up, and where the block adds in place W1 with Down."""
 
     second: Tensor  # [D, hidden + bottleneck_width(K)], as W2 is multiplied
+    scale: Tensor | None  # of `second` in fp8
     first: Tensor | None  # [hidden + K, D]
 
 
@@ -205,12 +208,12 @@ class FrozenBlock:
         """whole: weight and bias are part of the product that follows."""
         return Norm(None, None, norm.eps) if whole else Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
 
-    def add(self, linear: FrozenLinear, x: Tensor, y: Tensor, matrix: Tensor | None = None) -> Tensor | None:
-        """Add `linear` of rows y to x. Returns what is yet to be added, where it is not done in place.   matrix: in place of
-        the layer's."""
+    def add(self, linear: FrozenLinear, x: Tensor, y: Tensor, wide: Wide | None = None) -> Tensor | None:
+        """Add `linear` of rows y to x. Returns what is yet to be added, where it is not done in place.   wide: its matrix in
+        place of the layer's."""
         if not self.in_place:
-            return linear(y, matrix)
-        x.addmm_(y, (linear.matrix if matrix is None else matrix).t())
+            return linear(y, wide)
+        x.addmm_(y, (linear.matrix if wide is None else wide.second).t())
         return None
 
     # ---- forward ----------------------------------------------------------------------------------------------------
@@ -256,7 +259,7 @@ class FrozenBlock:
         both = found.normed.new_empty(len(found.normed), wide.second.shape[1], dtype=self.fc2.dtype)
         z = bottleneck(saved2.x, down, down_bias, p, seed=seed, saved=saved2, out=both[:, columns:], keep=keep)
         hidden, _ = self.expand(found.normed, run, both[:, :columns])
-        rest = self.add(self.fc2, found.total, both, wide.second)
+        rest = self.add(self.fc2, found.total, both, wide)
         return found.total, rest, Saved(saved1, attention, saved2, hidden, z)
 
     def expand(self, x: Tensor, run: Pass, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -276,7 +279,7 @@ class FrozenBlock:
 
     def fits_epilogues(self, rows: int, out: Tensor | None) -> bool:
         """QuACK takes rows that begin at multiples of 16 bytes."""
-        return self.has_epilogues and rows >= MIN_ROWS and (out is None or out.stride(0) % WHOLE == 0)
+        return self.has_epilogues and rows >= MIN_ROWS and (out is None or out.stride(0) % EPILOGUE_COLUMNS == 0)
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -533,30 +536,44 @@ class FusedViT:
         wide = self.widen(list(modules), down.detach(), up.detach())
         for k, (i, *tensors) in enumerate(zip(modules, down.unbind(), bias.float().unbind(), up.unbind(), strict=True)):
             found[i] = tuple(tensors)
-            first = None if wide.first is None else wide.first[k]
-            passes[i] = BranchPass(dropouts[k], seeds[k], Wide(wide.second[k], first))
+            scale, first = (None if tensor is None else tensor[k] for tensor in (wide.scale, wide.first))
+            passes[i] = BranchPass(dropouts[k], seeds[k], Wide(wide.second[k], scale, first))
         return found, passes
 
     def widen(self, used: list[int], down: Tensor, up: Tensor) -> Wide:
         """[W2, Up] and [W1; Down] of the blocks with a branch, with the branches' weights as they are now."""
-        blocks, columns = [self.blocks[i] for i in used], len(self.blocks[0].fc1.weight)
+        columns = len(self.blocks[0].fc1.weight)
         if self.wide is None:
-            second, first = blocks[0].fc2.matrix.new_empty(len(used), up.shape[1], columns + up.shape[2]), None
-            if blocks[0].in_place:
-                first = down.new_empty(len(used), columns + down.shape[1], down.shape[2])
-            for k, block in enumerate(blocks):
-                second[k, :, :columns] = block.fc2.matrix
-                if first is not None:
-                    first[k, :columns] = block.fc1.weight
-            self.wide = Wide(second, first)
-        scales = [block.fc2.fp8.scale for block in blocks if block.fc2.fp8 is not None]
-        if scales:
+            self.wide = self.frozen_columns([self.blocks[i] for i in used], down, up)
+        if self.wide.scale is not None:
             largest = torch.finfo(FP8).max
-            up = (up / torch.stack(scales)[:, None, None]).clamp(-largest, largest).to(FP8)
+            up = (up / self.wide.scale[:, None, None]).clamp(-largest, largest).to(FP8)
         self.wide.second[:, :, columns:] = up
         if self.wide.first is not None:
             self.wide.first[:, columns:] = down
         return self.wide
+
+    @staticmethod
+    def frozen_columns(blocks: list[FrozenBlock], down: Tensor, up: Tensor) -> Wide:
+        """`widen` without the branches' weights.
+
+        In fp8 Up takes W2's scale, by which 448 is max |W2|: often less than Up grows to, above all where W2 contains a layer
+        scale. So the scale of both is W2's times a power of two, the least with which numbers up to 1 fit, at most MAX_FACTOR.
+        """
+        columns = len(blocks[0].fc1.weight)
+        second, first = blocks[0].fc2.matrix.new_empty(len(blocks), up.shape[1], columns + up.shape[2]), None
+        if blocks[0].in_place:
+            first = down.new_empty(len(blocks), columns + down.shape[1], down.shape[2])
+            first[:, :columns] = torch.stack([block.fc1.weight for block in blocks])
+        scales = [block.fc2.fp8.scale for block in blocks if block.fc2.fp8 is not None]
+        if not scales:
+            second[:, :, :columns] = torch.stack([block.fc2.weight for block in blocks])
+            return Wide(second, None, first)
+        scale = torch.stack(scales)
+        factor = torch.exp2((scale * torch.finfo(FP8).max).log2().neg().ceil()).clamp(1.0, MAX_FACTOR)
+        for k, block in enumerate(blocks):
+            second[k, :, :columns] = (block.fc2.matrix.float() / factor[k]).to(FP8)
+        return Wide(second, factor * scale, first)
 
 
 def unfusable(encoder: Encoder) -> str | None:
