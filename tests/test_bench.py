@@ -57,6 +57,13 @@ def test_a_step_that_drops_patches(capsys: pytest.CaptureFixture[str]) -> None:
     )  # fmt: skip
     flops = 2 * (2 * macs(64) + 6 * macs(16))
     assert result["floor_ms"] == pytest.approx(1000 * flops / (result["matmul_tflops"] * 1e12), rel=0.1)
+    assert result["settings"] == {"train.patch_dropout": 0.75}
+
+
+@pytest.mark.parametrize("setting", ["train.cache_features=2", "train.prior=1"])
+def test_a_step_refuses_what_it_does_not_time(setting: str) -> None:
+    with pytest.raises(FinesslError, match=f"leave out {setting.partition('=')[0]}"):
+        app(["bench", "step", *SMALL, "--tuning", "linear", "--set", setting], standalone_mode=False)
 
 
 def test_kernels_have_a_kind() -> None:

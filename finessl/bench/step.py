@@ -13,6 +13,7 @@ from torch import nn
 from finessl.bench.profile import by_kind, kernels
 from finessl.bench.timing import matmul_rate, peak_memory, reset_memory
 from finessl.data.loader import Prefetcher
+from finessl.errors import FinesslError
 from finessl.models.build import store_frozen
 from finessl.models.encoder import Encoder
 from finessl.models.vit import ViTEncoder
@@ -76,6 +77,11 @@ def bench_step(
 
     two_sources: of a transformer's attention (models/vit.py); None: the faster one.
     """
+    for name in ("cache_features", "prior"):
+        if getattr(recipe.train, name):
+            raise FinesslError(
+                f"bench step times steps that encode their views, without a prior: leave out train.{name}."
+            )
     dataset = open_source(recipe) if recipe.data.source else random_pixels(classes, IMAGES, source_size)
     experiment = prepare(recipe, None, device, dataset=dataset)
     precision = resolve_precision(recipe.train.precision, device)

@@ -47,12 +47,12 @@ def build_network(
     return strategy, Network(backbone, classes, head=head.name, head_options=options, aux=aux, generator=generator)
 
 
-def drop_patches(encoder: Encoder, share: float) -> None:
+def set_patch_dropout(encoder: Encoder, share: float) -> None:
     """Let a vision transformer learn from images that lack this share of their patches: `--set train.patch_dropout=0.5`."""
     for part in encoder.parts():
         if not isinstance(part, ViTEncoder):
             raise FinesslError(
-                "train.patch_dropout needs a vision transformer with standard timm blocks; this backbone has no patches."
+                "train.patch_dropout needs a vision transformer with standard timm blocks, which this backbone is not."
             )
         part.patch_dropout = PatchDropout(share, num_prefix_tokens=part.model.num_prefix_tokens)
 

@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from finessl.runtime.fp8 import ALIGNMENT
+
 ELEMENTS = 4096  # per program of an elementwise kernel
-ALIGNED = 16  # columns: rows of fp8 numbers that are whole multiples of it begin at multiples of 16 bytes
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -350,8 +351,8 @@ def _bottleneck_backward(
 
 
 def bottleneck_width(count: int) -> int:
-    """Columns of `bottleneck`'s result for `count` channels."""
-    return (count // ALIGNED + 1) * ALIGNED
+    """Columns of `bottleneck`'s result for `count` channels: more than that, and as many as a product in fp8 takes."""
+    return (count // ALIGNMENT + 1) * ALIGNMENT
 
 
 def bottleneck(

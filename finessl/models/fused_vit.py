@@ -478,8 +478,8 @@ class FusedViT:
             x = torch.cat([x, encoder.tokens.to(x.dtype).expand(len(x), -1, -1)], dim=1)
         shape, prefixes = x.shape, self.prefixes(x.dtype)
         branches, passes = self.branches(x.dtype)
-        rounds = self.blocks[0].proj.dtype != x.dtype
-        run = Pass(shape[1], encoder.attends_two_sources(x, rounds=rounds), passes, self.epilogues)
+        two_sources = encoder.attends_two_sources(x, to_fp8=self.blocks[0].proj.dtype == FP8)
+        run = Pass(shape[1], two_sources, passes, self.epilogues)
         tensors = [t for prefix, branch in zip(prefixes, branches, strict=True) for t in (prefix, *branch)]
         x = Blocks.apply(self.blocks, run, x.flatten(0, 1), *tensors).view(shape[0], -1, shape[2])
         if encoder.tokens is not None and not self.class_only:

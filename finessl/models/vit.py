@@ -165,14 +165,14 @@ class ViTEncoder(Encoder):
         self.embed, self.run_block = wrap(embed), wrap(run_block)
 
     def drop_patches(self, x: Tensor) -> Tensor:
-        """Leave out a random share of each image's patches where there is a gradient: the views that a network learns from lose
-        them, weak views and evaluations do not."""
+        """Leave out a random share of each image's patches where there is a gradient (PatchDropout, Liu et al. 2022): views
+        that a network learns from lose them, evaluations and pseudo-labels made without a gradient do not."""
         return x if self.patch_dropout is None or not torch.is_grad_enabled() else self.patch_dropout(x)
 
-    def attends_two_sources(self, x: Tensor, *, rounds: bool = False) -> bool:
+    def attends_two_sources(self, x: Tensor, *, to_fp8: bool = False) -> bool:
         """Does the attention over tokens x [n, tokens, dim] read its keys from two tensors? It saves joining them, and its
-        backward pass is faster than cuDNN's; its forward pass alone, without prompts, is slower, unless it also rounds its
-        result for a product in fp8 (`rounds`)."""
+        backward pass is faster than cuDNN's; its forward pass alone, without prompts, is slower, unless its result
+        goes to a product in fp8 (`to_fp8`), for which it rounds."""
         if self.two_sources is not None:
             return self.two_sources
         if x.dtype != torch.bfloat16 or not has_kernels(x.device):
@@ -182,7 +182,7 @@ class ViTEncoder(Encoder):
         attn: Any = self.model.blocks[0].attn
         plain = isinstance(attn.q_norm, nn.Identity) and isinstance(attn.k_norm, nn.Identity) and not attn.attn_drop.p
         length = 0 if self.prompts is None else self.prompts.shape[1]
-        pays = length > 0 or rounds or torch.is_grad_enabled()
+        pays = length > 0 or to_fp8 or torch.is_grad_enabled()
         return plain and pays and fits(x.shape[1], length, attn.head_dim, x.dtype)
 
     def forward(self, images: Tensor) -> Tensor:

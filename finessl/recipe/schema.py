@@ -121,7 +121,8 @@ class TrainRecipe(Options):
     )
     patch_dropout: Annotated[float, Field(ge=0, lt=1)] = declare(
         0.0,
-        "Share of the patches that trained views lose at random (vision transformers); weak views keep all. Faster steps.",
+        "Share of the patches that views with a gradient lose at random (vision transformers): labeled and strong views, weak "
+        "ones where the method learns from them. Faster steps.",
     )
     prior: Annotated[float, Field(ge=0, le=1)] = declare(
         0.0, "Share of the run during which labels propagated over frozen features weigh on the pseudo-labels, less and "

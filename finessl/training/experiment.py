@@ -24,7 +24,7 @@ from finessl.inference.encode import encode
 from finessl.methods import create as create_method
 from finessl.methods.base import Method, Task
 from finessl.models.backbones import Backbone, digest_tensors
-from finessl.models.build import build_network, drop_patches
+from finessl.models.build import build_network, set_patch_dropout
 from finessl.models.head_init import start_heads
 from finessl.models.network import Network
 from finessl.models.tuning.base import Tuning
@@ -204,7 +204,7 @@ def prepare(
         backbone, split.classes, recipe.tuning, recipe.head, method.aux, torch.Generator().manual_seed(seed)
     )
     if recipe.train.patch_dropout:
-        drop_patches(backbone.encoder, recipe.train.patch_dropout)
+        set_patch_dropout(backbone.encoder, recipe.train.patch_dropout)
     mean, std = statistics(recipe, dataset, store, backbone)
     if device.type == "cuda" and resident:
         for pixels in (store, test_store):

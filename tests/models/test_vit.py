@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import scaled_dot_product_attention
 
 from finessl.errors import FinesslError
-from finessl.models.build import drop_patches
+from finessl.models.build import set_patch_dropout
 from finessl.models.encoder import PooledEncoder, freeze_dtype
 from finessl.models.tuning import create
 from finessl.models.vit import ViTEncoder, attention
@@ -59,7 +59,7 @@ def test_prefixes_equal_concatenated_prompts(make_vit: Make, kind: str, images: 
 
 def test_patch_dropout_is_timms_for_trained_views_alone(make_vit: Make, kind: str, images: Tensor) -> None:
     encoder, other = make_vit(kind), make_vit(kind, patch_drop_rate=0.25).model
-    drop_patches(encoder, 0.25)
+    set_patch_dropout(encoder, 0.25)
     whole = encoder.model(images)
     torch.manual_seed(3)
     trained = encoder.train()(images)
@@ -74,7 +74,7 @@ def test_patch_dropout_is_timms_for_trained_views_alone(make_vit: Make, kind: st
 
 def test_patch_dropout_needs_patches(make_convolutional: Callable[[], PooledEncoder]) -> None:
     with pytest.raises(FinesslError, match="needs a vision transformer"):
-        drop_patches(make_convolutional(), 0.25)
+        set_patch_dropout(make_convolutional(), 0.25)
 
 
 def test_shallow_prompts_go_along_as_tokens(make_vit: Make, kind: str, images: Tensor) -> None:

@@ -42,7 +42,8 @@ def step(
     from finessl.recipe import parse_setting
     from finessl.runtime.device import resolve_device
 
-    recipe = bench_recipe(fields, data, dict(map(parse_setting, set_ or [])))
+    settings = dict(map(parse_setting, set_ or []))
+    recipe = bench_recipe(fields, data, settings)
     result = bench_step(
         recipe,
         resolve_device(device),
@@ -53,12 +54,14 @@ def step(
         profile=profile,
         two_sources=two_sources,
     )
+    about = {"settings": settings, **result.as_dict()}
     if json_:
-        print(json.dumps(result.as_dict()))
+        print(json.dumps(about))
         return
-    about = result.as_dict()
     names = f"{recipe.tuning.name}, {recipe.method.name}"
     print(f"{recipe.model.backbone} at {about['image_size']} px, {names}: {about['images']} images per step")
+    for name, value in settings.items():
+        print(f"with {name} = {value}")
     print(f"on {about['device']} in {about['precision']}\n")
     total = sum(result.parts.values())
     for name, value in result.parts.items():
