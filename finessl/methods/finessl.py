@@ -25,7 +25,8 @@ smoothing_form  "c-1": 1 − λ on ŷ, λ/(C−1) elsewhere                     
 
 `without` takes parts away, as in the paper's ablations: "bms" (no margin), "margin-in-labeled", "dynamic-alpha"
 (α_t = α), "dls" (no auxiliary head; weights from the main head's confidence), "ls" (λ = 0), "detach" (the auxiliary
-losses reach the features). `min_weight` drops weights under it (released: th_min = 0).
+losses reach the features). `min_weight` drops weights under it (released: th_min = 0). `marginal_entropy` is ours:
+L − μ H(p̄) with the mean prediction p̄ of the last 5 C weak views.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ from torch import Tensor
 
 from finessl.methods.base import Batch, HeadOutputs, Method, Outputs, Result, Task, needed
 from finessl.methods.parts import (
+    MarginalEntropy,
     Pace,
     Prediction,
     consistency,
     cross_entropy,
+    full,
     mean_of_selected,
     over_views,
     predict,
@@ -51,6 +54,8 @@ from finessl.methods.parts import (
 from finessl.registry.options import Probability, Weight
 
 Ablation = Literal["bms", "margin-in-labeled", "dynamic-alpha", "dls", "ls", "detach"]
+
+QUEUE = 5  # weak views that the marginal entropy is measured on, per class
 
 Open = Literal["form"]  # of a switch: as the form has it
 
@@ -86,7 +91,8 @@ class FineSSL(Method):
     pace_forget: σ loses an image that is no longer confident.   pace_empty: margin while nothing is selected.
     aux_threshold: least confidence of a target of the auxiliary head.   aux_reduction: images of its mean.
     aux_margin: its loss has the margin.   smoothing_form: classes that share λ, all others or all.
-    min_weight: smaller weights are dropped.   without: parts to take away."""
+    min_weight: smaller weights are dropped.   marginal_entropy: weight of the entropy of the mean prediction, which is
+    maximised: for classes that are about equally frequent.   without: parts to take away."""
 
     def __init__(
         self,
@@ -107,6 +113,7 @@ class FineSSL(Method):
         aux_margin: bool | Open = "form",
         smoothing_form: Literal["c-1", "c"] | Open = "form",
         min_weight: Probability = 0.0,
+        marginal_entropy: Weight = 0.0,
         without: tuple[Ablation, ...] = (),
     ) -> None:
         super().__init__(task)
@@ -123,6 +130,8 @@ class FineSSL(Method):
         self.without = frozenset(without)
         self.aux = None if "dls" in without else "attached" if "detach" in without else "detached"
         self.pace = Pace(task.unlabeled, task.classes)
+        self.marginal_entropy = marginal_entropy
+        self.marginal = MarginalEntropy(QUEUE * task.classes, task.classes) if marginal_entropy else None
 
     @classmethod
     def canonical(cls, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,6 +170,10 @@ class FineSSL(Method):
                 "loss_aux_unlabeled": aux_unlabeled,
                 "confidence_aux": confidence.mean(),
             }
+        if self.marginal is not None:
+            entropy = self.marginal(p.probabilities, full(strong.logits).softmax(1))
+            loss = loss - self.marginal_entropy * entropy
+            more["marginal_entropy"] = entropy
         if self.switches.pace_update == "after":
             self.count(batch, p)
         return result(loss, labeled, unlabeled, p, weight, **more)

@@ -1,4 +1,5 @@
-"""Parts that methods share: predictions, cross-entropy with margin, consistency loss, class learning pace, moving averages.
+"""Parts that methods share: predictions, cross-entropy with margin, consistency loss, class learning pace, moving averages,
+the entropy of the mean prediction.
 
 Each computes in float32 or float64, never synchronises with the device, and costs O(batch · classes).
 """
@@ -124,6 +125,33 @@ class Average(nn.Module):
         self.value.mul_(keep).add_((1 - keep) * new)
         self.seen.fill_(1.0)
         return self.value.clone()  # the next update must not change a returned value
+
+
+class MarginalEntropy(nn.Module):
+    """H(p̄) of the mean prediction p̄, which a loss may maximise so that no class is forgotten (TIM, Boudiaf et al. 2020).
+
+    A batch has fewer images than there are classes. So p̄ is the mean of a queue of the last weak views, and its gradient is
+    that of the batch's own mean: dH = −Σ_k (1 + log p̄(k)) dp̄_batch(k).   size: of the queue.   classes: C.
+    """
+
+    kept: Tensor
+    place: Tensor
+
+    def __init__(self, size: int, classes: int) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.full((size, classes), 1 / classes))
+        self.register_buffer("place", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, new: Tensor, trained: Tensor) -> Tensor:
+        """new: [m, C] probabilities without gradient; they replace the oldest of the queue.   trained: [n, C], with
+        gradient."""
+        new = new[: len(self.kept)].to(self.kept.dtype)
+        rows = (self.place + torch.arange(len(new), device=new.device)) % len(self.kept)
+        self.kept.index_copy_(0, rows, new)
+        self.place.add_(len(new)).remainder_(len(self.kept))
+        batch = trained.mean(0)
+        mean = self.kept.mean(0) + batch - batch.detach()
+        return -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum()
 
 
 class Pace(nn.Module):

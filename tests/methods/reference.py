@@ -167,6 +167,7 @@ class DebiasPL(Reference):
 class FineSSL(Reference):
     def setup(self):
         self.selected = {}
+        self.queue = [np.full(self.C, 1 / self.C)] * (5 * self.C)
 
     def count(self, p, index):
         for q, i in zip(p, index, strict=True):
@@ -217,6 +218,10 @@ class FineSSL(Reference):
                     selected += 1
             divisor = len(aux_s) * len(labels) if o["aux_reduction"] == "all" else max(selected, 1)
             loss += total / divisor
+        if o["marginal_entropy"]:
+            self.queue = (self.queue + p)[-5 * self.C :]
+            mean = np.mean(self.queue, 0)
+            loss += o["marginal_entropy"] * np.sum(mean * np.log(mean))
         if o["pace_update"] == "after":
             self.count(p, index)
         return float(loss), labels, weight

@@ -43,6 +43,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("finessl", {"without": ["dynamic-alpha", "dls"], "pace_empty": "one", "margin_shape": "linear"}),
     ("finessl", {"alpha": 2.0, "gamma": 1.0, "smoothing": 0.2, "pace_threshold": 0.4, "min_weight": 0.6}),
     ("finessl", {"aux_threshold": 0.9, "aux_reduction": "all", "aux_margin": True}),
+    ("finessl", {"marginal_entropy": 0.7}),
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -15,7 +16,16 @@ from methods_cases import draw, make, run, task, tensors
 from finessl.methods import METHODS, create
 from finessl.methods.base import Batch, Task
 from finessl.methods.finessl import FineSSL
-from finessl.methods.parts import Average, Pace, consistency, cross_entropy, last_of_each, mean_of_selected, predict
+from finessl.methods.parts import (
+    Average,
+    MarginalEntropy,
+    Pace,
+    consistency,
+    cross_entropy,
+    last_of_each,
+    mean_of_selected,
+    predict,
+)
 
 quick = settings(max_examples=60, deadline=None)
 shape = st.sampled_from(["ratio", "linear"])
@@ -222,3 +232,20 @@ def test_order_of_the_images_does_not_matter(name: str) -> None:
     for key, value in one.state_dict().items():
         torch.testing.assert_close(value, other.state_dict()[key], rtol=1e-6, atol=0)
     assert isinstance(batch, Batch)
+
+
+def test_marginal_entropy_by_hand() -> None:
+    """A queue of four, three of them new: p̄ = ((1, 0) + (1, 0) + (1/2, 1/2) + (1/2, 1/2)) / 4 = (3/4, 1/4). With m = 3 strong
+    views of p = (1/2, 1/2), dH/dz of each is (1/m) p₁ p₂ (log p̄₂ − log p̄₁) (1, −1)."""
+    entropy = MarginalEntropy(4, 2)
+    logits = torch.zeros(3, 2, requires_grad=True)
+    found = entropy(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]), logits.softmax(1))
+    assert float(found) == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+    found.backward()
+    slope = math.log(1 / 3) / 4 / 3
+    torch.testing.assert_close(logits.grad, torch.tensor([[slope, -slope]]).expand(3, 2))
+    entropy(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.ones(1, 2))  # in place of the two oldest
+    assert entropy.kept.tolist() == [[0.0, 1.0], [1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
+    many = torch.eye(2).repeat(5, 1)  # more than the queue holds
+    assert float(entropy(many, torch.ones(1, 2))) == pytest.approx(math.log(2))
+    assert float(MarginalEntropy(2, 2)(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.ones(1, 2))) == 0.0

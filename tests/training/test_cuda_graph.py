@@ -97,9 +97,10 @@ def test_only_a_gpu_records_the_step() -> None:
     [(method, "vpt-deep") for method in METHODS.names()] + [("finessl", tuning) for tuning in TUNINGS_OF_A_VIT[1:]],
 )
 def test_captured_and_eager_steps_are_equal(method: str, tuning: str) -> None:
-    """Also with dropout (adaptformer; patches with adapter), and when what trains changes on the way (lp-ft)."""
+    """Also with dropout (adaptformer; patches: adapter), a queue (lora), and when what trains changes on the way (lp-ft)."""
     fields = {"tuning.name": tuning, "method.name": method, "train.steps": 16, "train.ema": 0.9}
     fields |= {"train.patch_dropout": 0.5} if tuning == "adapter" else {}
+    fields |= {"method.marginal_entropy": 1.0} if tuning == "lora" else {}
     losses, plain = run(*set_up("cuda", **fields), 16)
     experiment, step = set_up("cuda", **fields)
     captured = CudaGraphStep(step)
