@@ -173,7 +173,7 @@ class FineSSL(Method):
         if self.marginal is not None:
             entropy = self.marginal(p.probabilities, full(strong.logits).softmax(1))
             loss = loss - self.marginal_entropy * entropy
-            more["marginal_entropy"] = entropy
+            more["entropy_of_mean"] = entropy
         if self.switches.pace_update == "after":
             self.count(batch, p)
         return result(loss, labeled, unlabeled, p, weight, **more)

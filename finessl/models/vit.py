@@ -171,8 +171,8 @@ class ViTEncoder(Encoder):
 
     def attends_two_sources(self, x: Tensor, *, to_fp8: bool = False) -> bool:
         """Does the attention over tokens x [n, tokens, dim] read its keys from two tensors? It saves joining them, and its
-        backward pass is faster than cuDNN's; its forward pass alone, without prompts, is slower, unless its result
-        goes to a product in fp8 (`to_fp8`), for which it rounds."""
+        backward pass is faster than cuDNN's; its forward pass alone, without prompts, is slower. Where its
+        result goes to a product in fp8 (`to_fp8`) it also saves the cast, which has not been timed."""
         if self.two_sources is not None:
             return self.two_sources
         if x.dtype != torch.bfloat16 or not has_kernels(x.device):
