@@ -124,6 +124,9 @@ class TrainRecipe(Options):
         "Share of the patches that views with a gradient lose at random (vision transformers): labeled and strong views, weak "
         "ones where the method learns from them. Faster steps.",
     )
+    patch_dropout_until: Annotated[float, Field(gt=0, le=1)] = declare(
+        1.0, "Share of the steps after which no patches are left out any more."
+    )
     prior: Annotated[float, Field(ge=0, le=1)] = declare(
         0.0, "Share of the run during which labels propagated over frozen features weigh on the pseudo-labels, less and "
         "less; 0: never.",

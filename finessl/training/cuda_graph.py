@@ -15,7 +15,7 @@ What a capture demands, and where this file provides it:
 * Casts by autocast are captured too. `CudaGraphForward` clears the autocast cache, because a cached bf16 copy of a
   parameter would be read by every replay, however the parameter has changed.
 
-A change of shapes, or of the parameters that train (lp-ft), starts a new capture. Reference:
+A change of shapes, of the patches that are left out, or of the parameters that train (lp-ft), starts a new capture. Reference:
 https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
@@ -44,7 +44,7 @@ from finessl.models.build import (
 from finessl.models.network import Network
 from finessl.runtime.compile import compiled, uncompiled
 from finessl.runtime.precision import autocast
-from finessl.training.step import TrainingStep
+from finessl.training.step import TrainingStep, patch_dropout
 
 MIN_CAPTURED_BATCH = 32  # images; with fewer the device is mostly idle during evaluation
 MIN_COMPILED_STEPS = 200  # steps of a run that repays the time of compiling
@@ -97,7 +97,8 @@ class CudaGraphStep:
     def __call__(self, step: int, views: Views) -> Result:
         if self.importing is not None:
             self.prepare_epilogues(self.importing, step)
-        signature = ([tensor.shape for tensor in views.tensors()], [p.requires_grad for p in self.parameters])
+        shapes, trains = [tensor.shape for tensor in views.tensors()], [p.requires_grad for p in self.parameters]
+        signature = (shapes, trains, patch_dropout(self.eager.train, step))
         if signature != self.signature:
             self.reset(signature)
         self.eager.schedule(step)

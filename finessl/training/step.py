@@ -14,6 +14,7 @@ from torch import Tensor
 from finessl.data.loader import Views
 from finessl.methods.base import Batch, HeadOutputs, Method, Outputs, Result
 from finessl.models.network import Network
+from finessl.models.vit import ViTEncoder
 from finessl.recipe import TrainRecipe
 from finessl.runtime.distributed import Processes
 from finessl.runtime.precision import autocast
@@ -42,6 +43,11 @@ def lr_factor(train: TrainRecipe, step: int, phase: tuple[int, int] | None = Non
     return 0.5 * (1 + math.cos(math.pi * done))
 
 
+def patch_dropout(train: TrainRecipe, step: int) -> float:
+    """The share of the patches that trained views lose at `step`."""
+    return train.patch_dropout if step < train.patch_dropout_until * train.steps else 0.0
+
+
 class TrainingStep:
     """forward, loss, backward, update."""
 
@@ -60,6 +66,8 @@ class TrainingStep:
         self.network, self.method, self.optimizer, self.train = network, method, optimizer, train
         self.device, self.precision, self.processes = device, precision, processes
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        dropouts = [part.patch_dropout for part in network.encoder.parts() if isinstance(part, ViTEncoder)]
+        self.patch_dropouts = [module for module in dropouts if module is not None]
         self.side_stream: torch.cuda.Stream | None = None  # for what can run at the same time: weak views, `observe`
         self.observe: Observer | None = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
@@ -78,6 +86,8 @@ class TrainingStep:
                 group["lr"].fill_(group["initial_lr"] * factor)
             else:
                 group["lr"] = group["initial_lr"] * factor
+        for module in self.patch_dropouts:
+            module.prob = patch_dropout(self.train, step)
         self.method.before_step(step)
         if self.prior is not None:
             self.prior.before_step(step)

@@ -137,7 +137,7 @@ def test_steps_by_hand_written_kernels_agree_with_eager_ones(
 ) -> None:
     """two_sources False: PyTorch's attention, as for backbones of many tokens.   dropped: share of the patches."""
     fields = {"train.precision": precision, "method.name": "supervised", "tuning.name": tuning, "train.lr": 0.003}
-    fields |= {"train.patch_dropout": dropped}
+    fields |= {"train.patch_dropout": dropped, "train.patch_dropout_until": 10 / 15_000}
     fields |= {"train.batch_size": 16} | ({"tuning.dropout": 0.0} if tuning == "adaptformer" else {})
 
     def stored() -> tuple[Experiment, TrainingStep]:

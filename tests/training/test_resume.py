@@ -113,13 +113,18 @@ def test_a_damaged_checkpoint_is_passed_over(shapes: Path, whole: Path, tmp_path
 
 
 def test_patches_are_dropped_as_before_after_a_resume(shapes: Path, tmp_path: Path) -> None:
-    changed = recipe(shapes, **{"train.patch_dropout": 0.5, "train.steps": 6, "train.epoch_steps": 3})
+    changed = recipe(
+        shapes,
+        **{"train.patch_dropout": 0.5, "train.patch_dropout_until": 0.7, "train.steps": 6, "train.epoch_steps": 3},
+    )
     train(changed, tmp_path / "whole", SETTINGS)
     train_until(3, changed, tmp_path / "stopped", SETTINGS)
     train(changed, tmp_path / "stopped", SETTINGS)
     assert result(tmp_path / "stopped") == result(tmp_path / "whole")
     train(recipe(shapes, **{"train.steps": 6, "train.epoch_steps": 3}), tmp_path / "without", SETTINGS)
-    assert result(tmp_path / "without")[0] != result(tmp_path / "whole")[0]
+    always = changed.with_fields({"train.patch_dropout_until": 1.0})
+    train(always, tmp_path / "always", SETTINGS)
+    assert len({str(result(tmp_path / name)[0]) for name in ("whole", "without", "always")}) == 3
 
 
 def test_finished_run_is_left_alone(shapes: Path, whole: Path) -> None:
