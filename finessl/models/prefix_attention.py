@@ -50,6 +50,7 @@ class Launch:
 # H200 (docs/performance.md); for the prompts' keys alone nothing else was tried.
 FORWARD = Launch(queries=128, keys=64, num_warps=8, num_stages=3)
 BACKWARD = Launch(queries=32, keys=MAX_KEYS, num_warps=8, num_stages=3)
+BACKWARD_OF_FEW = Launch(queries=16, keys=MAX_KEYS // 2, num_warps=4, num_stages=3)
 PREFIX_BACKWARD = Launch(queries=32, keys=64, num_warps=4, num_stages=3)
 
 
@@ -191,7 +192,9 @@ def launch_backward(
     own: False where the first one is not needed; it is not computed then."""
     n, tokens, _, heads, dim = qkv.shape
     d_qkv, d_prefix = torch.empty_like(qkv if own else qkv[:0], dtype=dtype), prefix.new_empty(n, *prefix.shape)
-    launch = BACKWARD if own or len(prefix) > PREFIX_BACKWARD.keys else PREFIX_BACKWARD
+    launch = BACKWARD if tokens + len(prefix) > BACKWARD_OF_FEW.keys else BACKWARD_OF_FEW
+    if not own and len(prefix) <= PREFIX_BACKWARD.keys:
+        launch = PREFIX_BACKWARD
     _backward[(n, heads)](
         qkv, prefix, out, lse, grad.contiguous(), d_qkv, d_prefix, dim**-0.5 * LOG2E, dim**-0.5, unit, tokens, len(prefix),
         heads, dim, launch.queries, launch.keys, limit(d_qkv.dtype), own,
