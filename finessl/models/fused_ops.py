@@ -284,11 +284,11 @@ def launch_for(count: int, usual: Launch) -> tuple[Launch, int]:
 @triton.jit
 def _bottleneck(
     x, mean, rstd, down, bias, z, copy, seed, p, R, D, STRIDE: tl.constexpr, K: tl.constexpr, W: tl.constexpr,
-    NORM: tl.constexpr, COPY: tl.constexpr, DROP: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+    NORM: tl.constexpr, COPY: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows. W: K and the extra columns, 16 at most. STRIDE: from row to row of z. COLUMNS: at least K. NORM: x is
-    normalised first. COPY: z is also written to `copy`, whose rows lie together. LIMIT: of z."""
+    normalised first. COPY: z is also written to `copy`, whose rows lie together."""
     rows, ks = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     if NORM:
         middle = tl.load(mean + rows, mask=rows < R, other=0.0)[:, None]
@@ -310,7 +310,7 @@ def _bottleneck(
         u = tl.reshape(tl.join(tl.join(u0, u1), tl.join(u2, u3)), (ROWS, COLUMNS))
         y = tl.where(u >= p, y / (1 - p), 0.0)
     inside = (rows < R)[:, None] & (ks < K)[None, :]
-    tl.store(z + rows[:, None] * STRIDE + ks[None, :], rounded(y, z, LIMIT), mask=inside)
+    tl.store(z + rows[:, None] * STRIDE + ks[None, :], y.to(z.dtype.element_ty), mask=inside)
     more = tl.arange(0, 16)
     one = tl.where(more == 0, 1.0, 0.0)[None, :] + tl.zeros((ROWS, 16), tl.float32)
     extra = (rows < R)[:, None] & (more < W - K)[None, :]
@@ -370,8 +370,7 @@ def bottleneck(
     are 0, so that a bias may be a column of the matrix that follows, and its gradient too.
 
     x: x̂, or the input of its norm where `saved` has the statistics.   p: probability of a zero.   seed: [1], for p > 0.
-    out: columns of a wider matrix that z is written to, in its format; with `keep` also to a matrix of its own, which is
-    returned.
+    out: columns of a wider matrix that z is written to; with `keep` also to a matrix of its own, which is returned.
     """
     (rows, width), count, columns_z = x.shape, len(down), bottleneck_width(len(down))
     copy = x.new_empty(rows, columns_z) if out is not None and keep else None
@@ -380,8 +379,7 @@ def bottleneck(
     (rows_each, channels, num_warps, num_stages), columns = launch_for(count, BOTTLENECK)
     _bottleneck[(triton.cdiv(rows, rows_each),)](
         x, mean, rstd, down, bias, out, copy, seed, p, rows, width, out.stride(0), count, columns_z, mean is not None,
-        copy is not None, p > 0, limit(out.dtype), rows_each, channels, columns, num_warps=num_warps,
-        num_stages=num_stages,
+        copy is not None, p > 0, rows_each, channels, columns, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     return out if copy is None else copy
 

@@ -16,8 +16,8 @@ autograd would not:
   then; the backward pass needs only x̂ = (x − mean) / deviation of each norm. That is what Wq and W1 multiply: they contain
   the norms' weights and biases. The biases of Wp and W2 are not added to x: their sum over the blocks so far, `shift`, is
   known beforehand and added within the norms.
-- AdaptFormer's branch needs no product of its own to be added to x: [act, z] [W2, Up]ᵀ is one, with z the branch's hidden
-  numbers, in fp8 too. In bf16 its part of the gradient of x̂ is also within one product, [d hidden, dz] [W1; Down].
+- In bf16, AdaptFormer's branch needs no product of its own to be added to x: [act, z] [W2, Up]ᵀ is one, with z the branch's
+  hidden numbers; and so is its part of the gradient of x̂, [d hidden, dz] [W1; Down].
 - In fp8 a product cannot add to x. The sum is part of the next norm, whose input is kept. The backward pass of a norm writes
   its result twice, as it is and in fp8 for the next product.
 
@@ -64,7 +64,6 @@ from finessl.runtime.fp8 import FP8, FP8_GRADIENT, GRADIENT_SCALE, Fp8Linear
 ACTIVATIONS = (nn.GELU, QuickGELU)
 MIN_ROWS = 4096  # with which product_epilogues.py is faster than cuBLAS and a kernel for the activation
 EPILOGUE_COLUMNS = 8  # bf16 numbers, 16 bytes
-MAX_FACTOR = 2.0**8  # of W2's scale in fp8; beyond it W2's small numbers would fall below 2⁻⁶, where fp8 is coarse
 
 
 class FrozenLinear:
@@ -88,18 +87,10 @@ class FrozenLinear:
             self.one, self.inverse = (torch.full_like(self.fp8.scale, value) for value in (1.0, GRADIENT_SCALE))
             self.bias = None if self.bias is None else self.bias.to(torch.bfloat16)
 
-    @property
-    def matrix(self) -> Tensor:
-        """W as it is multiplied."""
-        return self.weight if self.fp8 is None else self.fp8.weight_fp8
-
-    def __call__(self, x: Tensor, wide: Wide | None = None) -> Tensor:
-        """wide: its matrix in place of W."""
-        matrix = self.matrix if wide is None else wide.second
+    def __call__(self, x: Tensor) -> Tensor:
         if self.fp8 is not None:
-            scale = self.fp8.scale if wide is None or wide.scale is None else wide.scale
-            return multiply_fp8(x, matrix, self.one, scale, self.bias)
-        return x @ matrix.t() if self.bias is None else torch.addmm(self.bias, x, matrix.t())
+            return multiply_fp8(x, self.fp8.weight_fp8, self.one, self.fp8.scale, self.bias)
+        return x @ self.weight.t() if self.bias is None else torch.addmm(self.bias, x, self.weight.t())
 
     def backward(self, grad: Tensor) -> Tensor:
         if self.fp8 is not None:
@@ -143,11 +134,10 @@ class Trained(NamedTuple):
 
 
 class Wide(NamedTuple):
-    """W2 with Up, and where the block adds in place W1 with Down."""
+    """W2 with Up, and W1 with Down."""
 
-    second: Tensor  # [D, hidden + bottleneck_width(K)], as W2 is multiplied
-    scale: Tensor | None  # of `second` in fp8
-    first: Tensor | None  # [hidden + K, D]
+    second: Tensor  # [D, hidden + bottleneck_width(K)]
+    first: Tensor  # [hidden + K, D]
 
 
 class BranchPass(NamedTuple):
@@ -155,7 +145,7 @@ class BranchPass(NamedTuple):
 
     dropout: float
     seed: Tensor | None  # [1], of the dropout
-    wide: Wide
+    wide: Wide | None  # where the block adds in place
 
 
 class Pass(NamedTuple):
@@ -208,12 +198,11 @@ class FrozenBlock:
         """whole: weight and bias are part of the product that follows."""
         return Norm(None, None, norm.eps) if whole else Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
 
-    def add(self, linear: FrozenLinear, x: Tensor, y: Tensor, wide: Wide | None = None) -> Tensor | None:
-        """Add `linear` of rows y to x. Returns what is yet to be added, where it is not done in place.   wide: its matrix in
-        place of the layer's."""
+    def add(self, linear: FrozenLinear, x: Tensor, y: Tensor) -> Tensor | None:
+        """Add `linear` of rows y to x. Returns what is yet to be added, where it is not done in place."""
         if not self.in_place:
-            return linear(y, wide)
-        x.addmm_(y, (linear.matrix if wide is None else wide.second).t())
+            return linear(y)
+        x.addmm_(y, linear.weight.t())
         return None
 
     # ---- forward ----------------------------------------------------------------------------------------------------
@@ -255,11 +244,16 @@ class FrozenBlock:
             hidden, activated = self.expand(found.normed, run)
             return found.total, self.add(self.fc2, found.total, activated), Saved(saved1, attention, saved2, hidden)
         p, seed, wide = branch
-        columns = len(self.fc1.weight)
-        both = found.normed.new_empty(len(found.normed), wide.second.shape[1], dtype=self.fc2.dtype)
-        z = bottleneck(saved2.x, down, down_bias, p, seed=seed, saved=saved2, out=both[:, columns:], keep=keep)
-        hidden, _ = self.expand(found.normed, run, both[:, :columns])
-        rest = self.add(self.fc2, found.total, both, wide)
+        if wide is None:
+            hidden, activated = self.expand(found.normed, run)
+            z = bottleneck(saved2.x, down, down_bias, p, seed=seed, saved=saved2)
+            rest = self.fc2(activated).addmm_(z, up.t())
+        else:
+            columns = len(self.fc1.weight)
+            both = found.normed.new_empty(len(found.normed), wide.second.shape[1])
+            hidden, _ = self.expand(found.normed, run, both[:, :columns])
+            z = bottleneck(saved2.x, down, down_bias, p, seed=seed, saved=saved2, out=both[:, columns:], keep=keep)
+            rest, _ = None, found.total.addmm_(both, wide.second.t())
         return found.total, rest, Saved(saved1, attention, saved2, hidden, z)
 
     def expand(self, x: Tensor, run: Pass, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -302,10 +296,10 @@ class FrozenBlock:
         d_down = d_bias = d_up = standard = None
         through = below is not None or trained.prefix is not None
         columns = saved.hidden.shape[1]
-        both = first = None  # both: gradient of [h, z] before their activations
+        both = wide = None  # both: gradient of [h, z] before their activations
         if branch is not None and saved.z is not None and down is not None and up is not None:
-            first = branch.wide.first
-            if first is not None and through:
+            wide = branch.wide
+            if wide is not None and through:
                 both = saved.hidden.new_empty(len(grad), columns + len(down))
             dz, d_down, d_bias = bottleneck_backward(
                 grad, up, saved.z, branch.dropout, saved.norm2, count=len(down),
@@ -316,7 +310,7 @@ class FrozenBlock:
         if not through:
             return grad, product, Trained(None, d_down, d_bias, d_up)
         d_hidden = self.expand_backward(saved.hidden, product, run, None if both is None else both[:, :columns])
-        d_norm = self.fc1.backward(d_hidden) if both is None or first is None else both @ first
+        d_norm = self.fc1.backward(d_hidden) if both is None or wide is None else both @ wide.first
         grad, product = norm_backward(
             saved.norm2, self.norm2, d_norm, standard=standard, more=grad, dtype=self.proj.gradient_dtype,
             unit=self.proj.unit,
@@ -533,47 +527,25 @@ class FusedViT:
         seeds: Any = [None] * len(modules)
         if any(dropouts):
             seeds = torch.randint(2**31 - 1, (len(modules), 1), device=down.device, dtype=torch.int32)
-        wide = self.widen(list(modules), down.detach(), up.detach())
+        wide = self.widen(list(modules), down.detach(), up.detach()) if self.blocks[0].in_place else None
         for k, (i, *tensors) in enumerate(zip(modules, down.unbind(), bias.float().unbind(), up.unbind(), strict=True)):
             found[i] = tuple(tensors)
-            scale, first = (None if tensor is None else tensor[k] for tensor in (wide.scale, wide.first))
-            passes[i] = BranchPass(dropouts[k], seeds[k], Wide(wide.second[k], scale, first))
+            passes[i] = BranchPass(dropouts[k], seeds[k], wide and Wide(wide.second[k], wide.first[k]))
         return found, passes
 
     def widen(self, used: list[int], down: Tensor, up: Tensor) -> Wide:
         """[W2, Up] and [W1; Down] of the blocks with a branch, with the branches' weights as they are now."""
         columns = len(self.blocks[0].fc1.weight)
         if self.wide is None:
-            self.wide = self.frozen_columns([self.blocks[i] for i in used], down, up)
-        if self.wide.scale is not None:
-            largest = torch.finfo(FP8).max
-            up = (up / self.wide.scale[:, None, None]).clamp(-largest, largest).to(FP8)
-        self.wide.second[:, :, columns:] = up
-        if self.wide.first is not None:
-            self.wide.first[:, columns:] = down
-        return self.wide
-
-    @staticmethod
-    def frozen_columns(blocks: list[FrozenBlock], down: Tensor, up: Tensor) -> Wide:
-        """`widen` without the branches' weights.
-
-        In fp8 Up takes W2's scale, by which 448 is max |W2|: often less than Up grows to, above all where W2 contains a layer
-        scale. So the scale of both is W2's times a power of two, the least with which numbers up to 1 fit, at most MAX_FACTOR.
-        """
-        columns = len(blocks[0].fc1.weight)
-        second, first = blocks[0].fc2.matrix.new_empty(len(blocks), up.shape[1], columns + up.shape[2]), None
-        if blocks[0].in_place:
-            first = down.new_empty(len(blocks), columns + down.shape[1], down.shape[2])
-            first[:, :columns] = torch.stack([block.fc1.weight for block in blocks])
-        scales = [block.fc2.fp8.scale for block in blocks if block.fc2.fp8 is not None]
-        if not scales:
+            blocks = [self.blocks[i] for i in used]
+            second = up.new_empty(len(used), up.shape[1], columns + up.shape[2])
+            first = down.new_empty(len(used), columns + down.shape[1], down.shape[2])
             second[:, :, :columns] = torch.stack([block.fc2.weight for block in blocks])
-            return Wide(second, None, first)
-        scale = torch.stack(scales)
-        factor = torch.exp2((scale * torch.finfo(FP8).max).log2().neg().ceil()).clamp(1.0, MAX_FACTOR)
-        for k, block in enumerate(blocks):
-            second[k, :, :columns] = (block.fc2.matrix.float() / factor[k]).to(FP8)
-        return Wide(second, factor * scale, first)
+            first[:, :columns] = torch.stack([block.fc1.weight for block in blocks])
+            self.wide = Wide(second, first)
+        self.wide.second[:, :, columns:] = up
+        self.wide.first[:, columns:] = down
+        return self.wide
 
 
 def unfusable(encoder: Encoder) -> str | None:

@@ -19,8 +19,7 @@ Why there is no dynamic scaling
 fp8 training usually measures max |x| of each tensor at each call and scales the tensor to the format's range (torchao,
 nanochat's fp8.py). That is one more pass over every input before its product. It is not needed here:
 
-    W     One scale per layer, found once: frozen weights do not change. AdaptFormer's Up, which trains, may share a product
-          with W2: it is cast at each pass, with a scale that is found once, too (`FusedViT.widen`).
+    W     One scale per layer, found once: frozen weights do not change.
     x     No scale. Layer norms and activations return numbers far below 448, and values below 2⁻⁹ do not matter.
     dy    A constant scale: divided by GRADIENT_SCALE = 2⁻¹², e5m2 covers 4·10⁻⁹ to 14. In FineSSL's runs with batches of
           32 the largest gradients are about 0.4, and half of them are below 10⁻⁵. Larger ones are clipped at 14.

@@ -177,7 +177,7 @@ for number, case in enumerate(here.CASES):
         two_sources = (number % 2 == 0) == in_place
         found = here.differences(here.make(case, depth=2), "cpu", two_sources=two_sources, in_place=in_place)
         assert max(found) < 1e-5, (case, in_place, found)
-here.multiply_bf16_in_the_interpreter()
+here.mend_the_interpreter()
 here.check_low_precision("cpu")
 here.check_ops()
 here.check_epilogues()
@@ -186,28 +186,38 @@ here.check_one_backward_pass()
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"TRITON_INTERPRET": "1"}, timeout=300)
 
 
-def multiply_bf16_in_the_interpreter() -> None:
-    """Triton's interpreter keeps bf16 numbers as 16-bit integers, and its tl.dot multiplies those."""
+def mend_the_interpreter() -> None:
+    """Triton's interpreter keeps bf16 numbers as 16-bit integers, and its tl.dot multiplies those. Its casts to fp8 lose the
+    carry where a mantissa is rounded up to the next power of two."""
     import numpy as np
     import triton.language as tl
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    dot = InterpreterBuilder.create_dot
+    dot, convert = InterpreterBuilder.create_dot, interpreter._convert_float
+    formats = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
     def as_floats(handle: Any) -> Any:
         if handle.dtype.scalar != tl.bfloat16 or handle.data.dtype != np.uint16:
             return handle
         return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
+    def convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source != tl.float32 or target not in formats:
+            return convert(data, source, target, rounding)
+        return torch.from_numpy(np.ascontiguousarray(data)).to(formats[target]).view(torch.uint8).numpy()
+
     InterpreterBuilder.create_dot = lambda self, a, b, *more: dot(self, as_floats(a), as_floats(b), *more)
+    interpreter._convert_float = convert_float
 
 
 # tuning, its options, the model's layer scale and pooling, and a bound for fp8
 LOW_PRECISION: list[tuple[str, dict[str, Any], float, str, float]] = [
     ("vpt-deep", {"length": 5}, 0.1, "avg", 0.12),
-    ("adaptformer", {"dim": 8, "dropout": 0.0}, 0.1, "avg", 0.04),
-    ("adaptformer", {"dim": 8, "dropout": 0.0}, 0.01, "avg", 0.04),  # Up is larger than W2
-    ("adaptformer", {"dim": 16, "dropout": 0.0, "layers": 1}, 0.1, "token", 0.25),
+    ("adaptformer", {"dim": 8, "dropout": 0.0}, 0.1, "avg", 0.03),
+    ("adaptformer", {"dim": 8, "dropout": 0.0}, 0.01, "avg", 0.03),  # Up is larger than W2
+    ("adaptformer", {"dim": 16, "dropout": 0.0}, 0.1, "avg", 0.03),
+    ("adaptformer", {"dim": 16, "dropout": 0.0, "layers": 1}, 0.1, "token", 0.1),
     ("vpt-deep+adaptformer", {"length": 4, "dim": 8, "dropout": 0.0}, 0.1, "avg", 0.1),
 ]
 
@@ -221,6 +231,10 @@ def check_low_precision(device: str) -> None:
                 encoder = make((tuning, options, model | BRANCH))
                 for block in encoder.model.blocks:
                     block.ls2.gamma.data.fill_(layer_scale)
+                if options.get("dim") == 16:  # much of the gradient passes through Down, still far from the kink
+                    for branch in encoder.branches.values():
+                        branch.get_parameter("down.weight").data *= 6
+                        branch.get_parameter("down.bias").data *= 8
                 found = differences(encoder, device, torch.bfloat16, fp8=fp8, two_sources=two_sources)
                 assert max(found) < bound, (tuning, layer_scale, fp8, two_sources, found)
 
@@ -255,7 +269,7 @@ def test_the_widest_bottlenecks_fit_into_shared_memory() -> None:
 
     for count in (128, ops.MAX_BOTTLENECK):
         for kernel, usual, more in (
-            (ops._bottleneck, ops.BOTTLENECK, {"COPY": True, "DROP": True, "LIMIT": 0.0}),
+            (ops._bottleneck, ops.BOTTLENECK, {"COPY": True, "DROP": True}),
             (ops._bottleneck_backward, ops.BOTTLENECK_BACKWARD, {}),
         ):
             launch, columns = ops.launch_for(count, usual)
