@@ -127,6 +127,10 @@ class TrainRecipe(Options):
     patch_dropout_until: Annotated[float, Field(gt=0, le=1)] = declare(
         1.0, "Share of the steps after which no patches are left out any more."
     )
+    known_labels: bool = declare(
+        False,
+        "Labeled images that are drawn without their label keep it: their pseudo-label is the label, with full confidence.",
+    )
     prior: Annotated[float, Field(ge=0, le=1)] = declare(
         0.0, "Share of the run during which labels propagated over frozen features weigh on the pseudo-labels, less and "
         "less; 0: never.",

@@ -40,6 +40,7 @@ from finessl.training.diagnostics import Diagnostics, hidden_truth
 from finessl.training.evaluator import Evaluator
 from finessl.training.experiment import prepare
 from finessl.training.feature_cache import CachedLoader
+from finessl.training.known import known_labels
 from finessl.training.messages import announcement, not_finite, out_of_memory_remedy, progress_note, stopped
 from finessl.training.prior import frozen_prior
 from finessl.training.results import Results, write_results
@@ -98,6 +99,7 @@ class Training:
         network, self.optimizer = experiment.network, experiment.optimizer()
         eager = TrainingStep(network, experiment.method, self.optimizer, train, device, precision, world)
         eager.prior = frozen_prior(experiment, precision, display.update)
+        eager.known = known_labels(experiment)
         self.training_step = compile_and_capture(eager, compile=settings.compile, steps=train.steps)
         self.evaluator = Evaluator(experiment, make_forward(self.training_step), precision, display.update, eager.ema)
         self.loader = experiment.loader(world, DTYPES[precision])

@@ -20,6 +20,7 @@ from finessl.runtime.distributed import Processes
 from finessl.runtime.precision import autocast
 from finessl.training.batch_norm import synchronise_batch_norm
 from finessl.training.ema import Ema
+from finessl.training.known import KnownLabels
 from finessl.training.prior import Prior
 
 # Called with every step's weak logits, the numbers of the images, and the result.
@@ -72,6 +73,7 @@ class TrainingStep:
         self.observe: Observer | None = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         self.prior: Prior | None = None  # on the pseudo-labels
+        self.known: KnownLabels | None = None  # in place of them
         self.ema = Ema(self.parameters, train.ema) if train.ema else None
 
     def __call__(self, step: int, views: Views) -> Result:
@@ -160,6 +162,8 @@ class TrainingStep:
         )
         if self.prior is not None and outputs.weak is not None and views.index is not None:
             outputs.weak = self.prior.apply(outputs.weak, views.index)
+        if self.known is not None and outputs.weak is not None and views.index is not None:
+            outputs.weak = self.known.apply(outputs.weak, views.index)
         result = self.method(outputs, Batch(views.labels, views.index))
         return None if outputs.weak is None else outputs.weak.detach(), result
 
