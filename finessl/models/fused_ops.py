@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from finessl.runtime.fp8 import ALIGNMENT
-
 ELEMENTS = 4096  # per program of an elementwise kernel
+EXTRA = 16  # columns that `bottleneck` appends at most: its rows then begin at multiples of 16 bytes
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -351,8 +350,8 @@ def _bottleneck_backward(
 
 
 def bottleneck_width(count: int) -> int:
-    """Columns of `bottleneck`'s result for `count` channels: more than that, and as many as a product in fp8 takes."""
-    return (count // ALIGNMENT + 1) * ALIGNMENT
+    """Columns of `bottleneck`'s result for `count` channels: at least one more, and a multiple of EXTRA."""
+    return (count // EXTRA + 1) * EXTRA
 
 
 def bottleneck(

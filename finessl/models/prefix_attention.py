@@ -46,8 +46,9 @@ class Launch:
 
 
 # The forward pass: several programs per multiprocessor hide each other's latency. The backward pass keeps the gradients of
-# all keys and values in registers; blocks of 32 queries are what fits next to them. Both are the fastest of those tried on an
-# H200 (docs/performance.md); for the prompts' keys alone nothing else was tried.
+# all keys and values in registers; blocks of 32 queries are what fits next to them; with at most half of the keys, blocks of 16
+# are faster. These are the fastest of those tried on an H200 (docs/performance.md); for the prompts' keys alone nothing else
+# was tried.
 FORWARD = Launch(queries=128, keys=64, num_warps=8, num_stages=3)
 BACKWARD = Launch(queries=32, keys=MAX_KEYS, num_warps=8, num_stages=3)
 BACKWARD_OF_FEW = Launch(queries=16, keys=MAX_KEYS // 2, num_warps=4, num_stages=3)

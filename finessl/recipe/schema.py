@@ -317,6 +317,11 @@ class Recipe(Options):
             found.append(
                 "train.patch_dropout needs views that are encoded in every step: leave it out, or --cache-features 0."
             )
+        if train.known_labels and not self.labeled_in_unlabeled():
+            found.append(
+                "train.known_labels is about labeled images among the unlabeled ones, and data.labeled_in_unlabeled = false "
+                "leaves none there: leave one of them out."
+            )
         if self.step_bytes() > STEP_LIMIT:
             found.append(
                 f"train.batch_size = {train.batch_size:,}, train.mu = {train.mu:,}, data.strong_views = "

@@ -3,6 +3,7 @@
 An unlabeled set usually contains the labeled images, too (`data.labeled_in_unlabeled`). Their weak views then have a
 pseudo-label like any other, which may be wrong. Here the logits of such a view become those of its label, PEAK for the
 class and 0 for the others, so that every method takes the label for the pseudo-label, with full confidence.
+The accuracy of pseudo-labels in the log counts them, too.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from finessl.errors import FinesslError
 
-SHAPES = [
+SHAPES = [  # n, T, L, H, D
     (2, 37, 5, 3, 16),
     (1, 197, 50, 2, 64),
     (2, 65, 0, 2, 32),
     (1, 99, 29, 1, 64),
     (1, 206, 50, 1, 64),
-]  # n, T, L, H, D
+]
 
 
 def joined(qkv: Tensor, prefix: Tensor) -> Tensor:
